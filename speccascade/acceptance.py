@@ -11,12 +11,14 @@ import inspect
 from typing import NamedTuple
 
 from flax import struct
+from jax import lax
 import jax.numpy as jnp
+import numpy as np
 
 from speccascade import rules, sampling
 from speccascade.backends.ops import take1
 from speccascade.host import names
-from speccascade.types import Array, FINAL, iota, static, Window
+from speccascade.types import Array, checked_int, FINAL, iota, static, Window
 
 
 class Trial(NamedTuple):
@@ -144,6 +146,53 @@ class Threshold:
     logits = (trial.window.logits[m][:, :width] for m in (self.drafter, self.verifier))
     ok = rules.discrepancy(*(rules.Prediction(x, trial.sampler) for x in logits)) <= self.limit
     return Verdict(leading(ok & in_test(trial)), subtract=0.0), trial.noise
+
+
+@struct.dataclass
+class FLy:
+  """Accept a token that fails its test, too, where the verifier is unsure and the next ones pass (Li et al. 2025).
+
+  A token that fails is still accepted if the verifier's likeliest three tokens have an entropy of at least `limit`, it
+  allows the token, and the next `window` drafted tokens pass. A token too near the end of its draft is not.
+
+  No π describes the output: whether a token is accepted depends on those after it, on γ and on its place in the draft.
+
+  Attributes:
+    limit: The least -Σ p log p of the three tokens.
+    window: How many tokens have to pass.
+    verifier: The slot of the verifier.
+
+  Example:
+    >>> print(methods.speculative(block=8, accept=acceptance.FLy(limit=0.3, window=4)))
+    propose(0, 8) · score(1) · verify(own of (1,), FLy)
+  """
+
+  limit: Array
+  window: int = static(default=6)
+  verifier: int = static(default=1)
+
+  @property
+  def declaration(self) -> Declaration:
+    """It reads the verifier, and tokens that it then drops."""
+    return Declaration((self.verifier,), by_round=True, exact=False)
+
+  def __post_init__(self):
+    object.__setattr__(self, 'limit', sampling.traced(self.limit))
+    checked_int('window', self.window)
+    if isinstance(self.limit, float | np.floating) and not self.limit >= 0:
+      raise ValueError(f'FLy needs limit >= 0, an entropy, not limit={self.limit}.')
+
+  def __call__(self, trial: Trial) -> tuple[Verdict, sampling.Noise]:
+    width = trial.tokens.shape[1]
+    ok, noise = trial.noise.accept(*at_tokens(trial), trial.position, trial.start)
+    ok = ok & in_test(trial)
+    padded = jnp.pad(ok, ((0, 0), (0, self.window)))
+    followed = jnp.stack([padded[:, i : i + width] for i in range(1, self.window + 1)]).all(0)
+    p = rules.Prediction(trial.window.logits[self.verifier], trial.sampler)
+    largest = lax.top_k(p.plain[:, :width], min(3, p.plain.shape[-1]))[0]
+    unsure = -jnp.where(largest > 0, largest * jnp.log(largest), 0).sum(-1) >= self.limit
+    allowed = sampling.at_token(p.soft[:, :width], trial.tokens) > 0
+    return Verdict(leading(ok | (unsure & allowed & followed & in_test(trial)))), noise
 
 
 @acceptor(reads=(), by_round=True)

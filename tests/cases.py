@@ -111,6 +111,7 @@ def alone(name):
   return methods.token_cascade(bound(name, RARELY), max_draft=2), PAIR, cascaded(name, alpha(name, RARELY), 2)
 
 
+LOOSE = dict(limit=0.6, window=1, block=2)
 ROWS_OF_THREE = (2 * V**2) ** 3  # by which three tokens are enumerated
 
 # name: (method, models, the reference step)
@@ -156,6 +157,12 @@ METHODS = {
     methods.speculative(partial(opt_by_slot, alpha=BY_SLOT), block=2),
     PAIR,
     partial(reference.by_slot, name='opt', alphas=BY_SLOT),
+  ),
+  'FLy': (methods.speculative(block=2, accept=acceptance.FLy(0.6, window=1)), COINS, partial(reference.fly, **LOOSE)),
+  'cascade phased': (
+    methods.speculative(partial(rules.phased, inside=bound('lossy'), begin=(1, 0), end=(2,)), block=2),
+    PAIR,
+    partial(reference.phased, name='lossy', alpha=alpha('lossy'), begin=(1, 0), end=(2,)),
   ),
   'sv_exact': (methods.sv_exact(profile(ROWS_OF_THREE), block=2), TRIO, own),
   'translated cascade': (methods.speculative(opt, block=2), FOREIGN_PAIR, of_rule('opt')),

@@ -100,7 +100,8 @@ def positions(lq, lp, sampler, tail=None):
 
 
 DECLARED = (x for x in vars(rules).values() if callable(x) and hasattr(x, 'declaration'))
-RULES = {rules.name_of(x): x for x in DECLARED if x.declaration.is_rule}
+# of q and p alone, by which those that read the tokens before are made
+RULES = {rules.name_of(x): x for x in DECLARED if x.declaration.is_rule and not x.declaration.by_prefix}
 
 
 def bound(name, alpha):
@@ -156,6 +157,56 @@ def chained(name, logits, alpha, sampler):
   for lq, lp in reversed(list(itertools.pairwise(logits))):
     tail = target(name, lq, lp, alpha, sampler, tail=tail)
   return tail
+
+
+def phased(models, name, alpha, begin, end, **sampler):
+  """Return the step of a rule between two markers, and of the last model alone outside."""
+
+  def step(tokens, carry):
+    tokens = tuple(tokens)
+    ended = lambda marker: max((i for i in range(len(tokens)) if tokens[: i + 1][-len(marker) :] == marker), default=-1)
+    logits = [table_logits(m, tokens) for m in models]
+    s = at_prefix(tokens, **sampler)
+    return [(chained(name, logits, alpha, s) if ended(begin) > ended(end) else s(logits[-1]), None)]
+
+  return step
+
+
+def fly(models, limit, window, block, **sampler):
+  """Return the step of FLy; the carry is what the round has committed beyond."""
+
+  def passes(x, q, p):  # with which chance
+    return min(1, p[x] / q[x]) if q[x] > 0 else 0
+
+  def round_of(tokens):
+    """Yield (tokens of a round, probability), by every draft and the outcomes of all its tests."""
+    for draft in itertools.product(range(len(table_logits(models[0], tokens))), repeat=block):
+      logits = [[table_logits(m, [*tokens, *draft[:i]]) for m in models] for i in range(block + 1)]
+      s = [at_prefix([*tokens, *draft[:i]], **sampler) for i in range(block + 1)]
+      q, p = ([sampler_(x[m]) for sampler_, x in zip(s, logits)] for m in (0, 1))
+      drafted = np.prod([q[i][x] for i, x in enumerate(draft)])
+      for outcome in itertools.product((True, False), repeat=block) if drafted else ():
+        chances = [passes(x, q[i], p[i]) for i, x in enumerate(draft)]
+        chance = drafted * np.prod([c if ok else 1 - c for c, ok in zip(chances, outcome)])
+        kept = 0
+        for i, x in enumerate(draft):
+          largest = np.sort(softmax(logits[i][1]))[-3:]
+          unsure = -(largest * np.log(largest)).sum() >= limit and s[i].soft(logits[i][1])[x] > 0
+          after = outcome[i + 1 : i + 1 + window]
+          if not (outcome[i] or unsure and len(after) == window and all(after)):
+            break
+          kept += 1
+        rest = p[kept] if kept == block else np.maximum(p[kept] - q[kept], 0)
+        for v, mass in enumerate(rest / rest.sum() if chance else ()):
+          yield (*draft[:kept], v), chance * mass
+
+  def step(tokens, later):
+    n = len(table_logits(models[0], tokens))
+    if later:
+      return [(one_hot(later[0], n), later[1:])]
+    return [(mass * one_hot(some[0], n), some[1:]) for some, mass in round_of(list(tokens)) if mass]
+
+  return step
 
 
 def weighted(logits, weights, sampler):

@@ -274,6 +274,28 @@ PYTHON = {
   'a policy that is a text': (lambda _: methods.speculative(policy='heuristic'), "policy='heuristic'"),
   'an acceptor that is a text': (lambda _: methods.speculative(accept='block'), "accept='block'"),
   'an acceptor that is a class': (lambda _: methods.speculative(accept=acceptance.Threshold), 'Threshold'),
+  'FLy that looks at no token': (lambda _: acceptance.FLy(0.3, window=0), 'window=0'),
+  'FLy(nan)': (lambda _: acceptance.FLy(np.nan), ('FLy', 'limit >= 0', 'nan')),
+  'FLy with coupled noise': (
+    lambda _: decoded(methods.speculative(accept=acceptance.FLy(0.3)), sampler=Sampler(coupling='gumbel')),
+    ('gumbel', 'token_wise'),
+  ),
+  'a phased rule without its rule': (
+    lambda _: methods.speculative(partial(rules.phased, begin=(1,), end=(2,))),
+    ('phased', 'inside'),
+  ),
+  'a phased rule with texts for markers': (
+    lambda _: methods.speculative(partial(rules.phased, inside=OPT, begin='<think>', end=(2,))),
+    ('phased', 'begin=<think>', 'numbers'),
+  ),
+  'a phased rule of a combiner': (
+    lambda _: methods.speculative(partial(rules.phased, inside=EVEN, begin=(1,), end=(2,))),
+    ('weighted', 'combiner'),
+  ),
+  'a phased rule without tokens': (
+    lambda _: rules.target(partial(rules.phased, inside=OPT, begin=(1,), end=(2,)), jnp.zeros((2, 1, 5))),
+    ('prefix', 'by_prefix=True'),
+  ),
   'Fallback(2.0)': (lambda _: stopping.Fallback(2.0), ('Fallback', '0 <= threshold <= 1')),
   'Fallback of float32': (lambda _: stopping.Fallback(np.float32(-1)), ('Fallback', '0 <= threshold <= 1')),
   'a policy that is no dataclass': (

@@ -129,6 +129,19 @@ def learned_alone(q, p, *, alpha, weights):
   return gain(weights, q.logits) > alpha
 
 
+@rules.rule(alpha=ANY, normalized=True)
+def learned_mixture(q, p, *, alpha, weights):
+  r"""Follow a mixture whose weight a trained head chooses at each position, as DIVERSED does (Wang et al. 2026).
+
+  .. math:: \pi = w\,\tilde p + (1 - w)\,\tilde q, \quad w = \sigma(\hat\ell_q(f) - \hat\ell_p(f) - \alpha),
+            \qquad -\infty < \alpha < \infty
+
+  At temperature 0 it is the arg max of the mixture of q and p. A fixed weight is `rules.weighted`.
+  """
+  verifier = jax.nn.sigmoid(gain(weights, q.logits, p.logits) - alpha)[..., None]
+  return q.sampler.harden(verifier * p.soft + (1 - verifier) * q.soft)
+
+
 # ---- files ----
 
 
@@ -150,4 +163,6 @@ def load(path: str, *, rejections: bool = False) -> functools.partial:
   weights = tuple((np.float32(kernel), np.float32(bias)) for kernel, bias in content['weights'])
   if content['alone']:
     return functools.partial(learned_alone, weights=weights)
+  if content.get('loss') == 'mixture':
+    return functools.partial(learned_mixture, weights=weights)
   return functools.partial(learned_opt if rejections else learned, weights=weights)

@@ -19,7 +19,7 @@ from typing import Any
 import held_out
 import jax
 import jax.numpy as jnp
-from learned import head, learned, learned_alone, load, save, TOP
+from learned import FEATURES, head, learned, learned_alone, load, save, TOP
 import numpy as np
 import optax
 import pairs
@@ -29,11 +29,13 @@ from reading import Tokens
 from speccascade.types import Array, Model
 
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # of the tokens, for which the α that defers so many is printed
+REJECTION = 0.5  # λ of a learned mixture: nats that a rejected token costs
 JOBS = {  # name: the loss, and whether the head reads the drafter alone
   'expected': ('expected', False),
   'expected_log': ('expected_log', False),
   'expected_draw': ('expected_draw', False),
   'marginal': ('marginal', False),
+  'mixture': ('mixture', False),
   'alone': ('expected', True),
   'swap': ('swap', False),
 }
@@ -88,12 +90,24 @@ def marginal_loss(outputs: Array, tokens: Tokens) -> Array:
   return -jnp.logaddexp(jax.nn.log_sigmoid(-score) + tokens.logq, jax.nn.log_sigmoid(score) + tokens.logp).mean()
 
 
+def mixture_loss(outputs: Array, tokens: Tokens) -> Array:
+  r"""Weigh how well a mixture explains the text against how often it is accepted, for `learned_mixture` (DIVERSED).
+
+  .. math:: -\log\bigl((1 - w)\,q(y) + w\,p(y)\bigr) + \lambda\,w\,\mathrm{TV}(q, p), \qquad w = \sigma(s)
+
+  The chance of a rejection is w TV. The published reward is that of whole drawn texts; this one needs references.
+  """
+  rejected = jax.nn.sigmoid(outputs[:, 0] - outputs[:, 1]) * tokens.features[:, FEATURES.index('tv')]
+  return marginal_loss(outputs, tokens) + REJECTION * rejected.mean()
+
+
 LOSSES: dict[str, Callable[[Array, Tokens], Array]] = {
   'swap': swap_loss,
   'expected': expected_loss,
   'expected_log': expected_log_loss,
   'expected_draw': expected_draw_loss,
   'marginal': marginal_loss,
+  'mixture': mixture_loss,
 }
 
 

@@ -159,7 +159,7 @@ def lockstep_distribution(
     prefixes = list(distributions)
     tokens = jnp.asarray([[*prompt, *p] for p in prefixes], jnp.int32)
     logits = jnp.stack([_next_logits(m, tokens) for m in models])
-    pi = np.asarray(_target(combiner, logits, sampler), np.float64)
+    pi = np.asarray(_target(combiner, logits, sampler, tokens), np.float64)
     rows = zip(prefixes, pi, strict=True)
     distributions = {(*p, v): distributions[p] * m for p, row in rows for v, m in enumerate(row) if m}
   return distributions
@@ -307,8 +307,11 @@ def _of_distributions(settings: Iterable[tuple[str, Callable]], models: int, bar
 
 
 @jax.jit
-def _target(combiner: Callable, logits: Array, sampler: sampling.Sampler) -> Array:
-  return rules.target(combiner, logits, sampler, jnp.zeros(logits.shape[1:-1], jnp.int32)).probs
+def _target(combiner: Callable, logits: Array, sampler: sampling.Sampler, tokens: Array | None = None) -> Array:
+  """Return the target of logits [M, N, V] after token lists [N, L], which a rule may read."""
+  none = jnp.zeros(logits.shape[1:-1], jnp.int32)
+  prefix = rules.Prefix(none[:, None] - 1, none + 1) if tokens is None else rules.Prefix(tokens, none + tokens.shape[1])
+  return rules.target(combiner, logits, sampler, none, prefix).probs
 
 
 def _logits(models: int) -> Array:

@@ -131,6 +131,10 @@ def _target(method: Strategy, batch_size: int) -> Target:
       f'{method.name}: the distribution of its next token is not determined by the tokens before it, so texts have no '
       'log-probability; score them with speculative, oracle, cos or sv_exact.'
     )
+  if method.reads_prefix:
+    raise ValueError(
+      f'{method.name}: its rule changes with the tokens before, and has no log-probability of texts here.'
+    )
   return method.target
 
 

@@ -117,6 +117,12 @@ class Strategy:
     return self.target[1] is not None
 
   @property
+  def reads_prefix(self) -> bool:
+    """Whether the combiner of `target` reads the tokens before a position, which nothing but decoding gives it."""
+    combiner = self.target[1]
+    return combiner is not None and rules.declaration(combiner).by_prefix
+
+  @property
   def follows_verifier(self) -> bool:
     """Whether the output follows the distribution of the last model."""
     models, combiner = self.target

@@ -315,7 +315,8 @@ class Verify(Phase):
     # 1. Targets. A model that has read n tokens beyond the last committed one knows the distributions of n + 1 slots.
     known = functools.reduce(jnp.minimum, [state.fed[:, m] for m in self.models]) - state.length + 1
     logits = jnp.stack([w.logits[m] for m in self.models])  # [M, B, W+1, V]
-    target = rules.target(self.combiner, logits, sampler, slots)
+    before = rules.Prefix(state.tokens, state.length[:, None] + slots)
+    target = rules.target(self.combiner, logits, sampler, slots, before)
     usable = jnp.minimum(known, acceptance.leading(self._lawful(logits, target)))  # [B] slots
 
     # 2. Tests, in order, up to the first rejection.
@@ -332,7 +333,7 @@ class Verify(Phase):
     bonus = state.active & (accepted == w.size) & (usable > w.size)
     token = verdict.token
     if token is None:
-      final = self.final(w, sampler, verdict, rejected)
+      final = self.final(w, sampler, verdict, rejected, before._replace(length=state.length + accepted))
       token, noise = noise.draw(final, state.length + accepted, FINAL, state.length)
 
     # 4. Commit. A row that needs a token where its target is no distribution ends as a fault.
@@ -364,14 +365,14 @@ class Verify(Phase):
       why = jnp.where(jnp.isfinite(x), why, of_logits(m, by_request))
     return Fault(why, value)
 
-  def final(self, w: Window, sampler, verdict: acceptance.Verdict, rejected: Array) -> Array:
+  def final(self, w: Window, sampler, verdict: acceptance.Verdict, rejected: Array, before: rules.Prefix) -> Array:
     """Return what the token after the accepted ones is drawn from [B, V]: the residual, or the target.
 
     The target is computed again for this one slot, so that no second array of the window's size is alive.
     """
     at = verdict.accepted
     logits = jnp.stack([take1(w.logits[m], at) for m in self.models])  # [M, B, V]
-    pi = rules.target(self.combiner, logits, sampler.at(at), at).probs
+    pi = rules.target(self.combiner, logits, sampler.at(at), at, before).probs
     q = take1(w.probs, at) * jnp.where(rejected, verdict.subtract, 0.0)[:, None]
     scale = jnp.where(rejected, verdict.scale, 1.0)[:, None]
     return jnp.where(rejected[:, None], sampling.residual(scale * pi, q), pi)

@@ -113,7 +113,8 @@ def untraced(combiner: Combiner, models: int, vocab: int, sampler: Any) -> str |
   if sampler.penalises:
     sampler = dataclasses.replace(sampler, seen=jax.ShapeDtypeStruct(shape, jnp.bool_))
   slot = jax.ShapeDtypeStruct((1, POSITIONS), jnp.int32)
-  return _traced(lambda *args: rules.target(*args).probs, combiner, logits, sampler, slot)[1]
+  prefix = rules.Prefix(*(jax.ShapeDtypeStruct((ROWS, POSITIONS), jnp.int32) for _ in range(2)))
+  return _traced(lambda *args: rules.target(*args).probs, combiner, logits, sampler, slot, prefix)[1]
 
 
 def _traced(function: Callable, *args) -> tuple[Any, str | None]:

@@ -38,6 +38,13 @@ def lossy_rules(block: int = 5) -> list[str]:
   return [DRAFT, *_speculative(block, 'speculative', 'lossy', 'lossy_star')]
 
 
+def lossy_tests(block: int = 5) -> list[str]:
+  """The lossy tests of engines and papers."""
+  names = 'lossy', 'mentored', 'typical', 'medusa', 'relaxed', 'thresholds', 'fuzzy', 'token_v3', 'token_v3_tested'
+  ahead = f"speculative(accept=FLy(limit=0.6, window=2), block={block}, name='FLy')"
+  return [DRAFT, *_speculative(block, 'speculative', *names), ahead]
+
+
 def log_rules(block: int = 5) -> list[str]:
   """Table 3: the rules for log loss, whose thresholds are entropies."""
   first = [DRAFT, 'token_cascade(rule=chow_log)', *_speculative(block, 'speculative'), 'oracle(rule=diff_log)']

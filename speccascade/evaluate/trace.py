@@ -90,7 +90,7 @@ def _trace(experiment, loaded, point, temperature, examples, lines) -> list[list
   if len(used) > 1:
     distributions['q'] = _chance(logits[used[0]], tokens, sampler)
   distributions['p'] = _chance(logits[used[-1]], tokens, sampler)
-  if combiner is not None:
+  if combiner is not None and not method.reads_prefix:
     distributions['pi'] = _combined(combiner, tuple(logits[m] for m in slots), tokens, sampler)
   distributions = jax.device_get(multihost.to_host(distributions))
   names = _sources(method)

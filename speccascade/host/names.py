@@ -111,7 +111,7 @@ def _named(node: ast.expr, what: str, known: Mapping[str, Any], inner: Mapping[s
   if found is None and node.id not in known:
     near = difflib.get_close_matches(node.id, known)
     mean = f'did you mean {" or ".join(near)}? ' if near else ''
-    listed = f'there are {", ".join(known)}, and MODULE:NAME of yours' if len(known) < 20 or not near else ''
+    listed = f'there are {", ".join(known)}, and MODULE:NAME of yours' if len(known) < 30 or not near else ''
     some = listed or 'yours is MODULE:NAME'
     raise ValueError(f'no {what} is called {node.id!r}; {mean}{some if known else "name yours, as MODULE:NAME"}')
   value = known[node.id] if found is None else imported(found, node.id)
@@ -137,6 +137,9 @@ def _value(node: ast.expr, inner: Mapping[str, Any], form: str) -> Any:
   text = ast.unparse(node).replace(' @ ', ':')
   if not inner:
     raise ValueError(f'{form.format(text)} gives no number, for {text!r} is none; write one, as in {form.format(0.1)}')
+  if isinstance(node, ast.Name) and node.id not in inner:
+    some = f'there are {", ".join(inner)}, and MODULE:NAME of yours'
+    raise ValueError(f'{form.format(text)}: {text!r} is neither a number, as in {form.format(0.1)}, nor a name; {some}')
   named = _named(node, f'value of {form[:-3]}', inner, inner)
   if named is None:
     raise ValueError(f'{form.format(text)}: {text!r} is neither a value nor a name, as opt(alpha=0.1) is')

@@ -35,6 +35,7 @@ from speccascade.rules.base import (
   numbers_of,
   Position,
   Prediction,
+  Prefix,
   Range,
   ROUNDING,
   rule,

@@ -26,6 +26,13 @@ TOLERANCE = 1e-3
 ROUNDING = 1e-6
 
 
+class Prefix(NamedTuple):
+  """The tokens before some positions of a batch."""
+
+  tokens: Array  # [B, T]
+  length: Array  # [B, …] how many of them are before each position
+
+
 class Prediction:
   r"""What one model predicts at some positions. Each part is computed when it is first read, once in a program.
 
@@ -40,10 +47,12 @@ class Prediction:
     sampler: sampling.Sampler = sampling.Sampler(),
     slot: Array | None = None,
     probs: Array | None = None,
+    prefix: Prefix | None = None,
   ):
     self.logits = logits
     self.sampler = sampler
     self._slot = slot
+    self._prefix = prefix
     if probs is not None:
       self.probs = probs
 
@@ -93,6 +102,13 @@ class Prediction:
       raise ValueError('slot: what depends on the place of a token in its draft says so: @rules.rule(by_slot=True).')
     return self._slot
 
+  @property
+  def prefix(self) -> Prefix:
+    """The tokens before each position, the pending ones among them; of the output alone for an encoder–decoder."""
+    if self._prefix is None:
+      raise ValueError('prefix: only decoding gives the tokens before a position, and to rules with by_prefix=True.')
+    return self._prefix
+
 
 class Position(NamedTuple):
   """What a declaration's `definition` reads of one model at one position, in numpy's float64."""
@@ -131,6 +147,7 @@ class Declaration(NamedTuple):
     normalized: Whether the float array that it returns is a distribution by construction.
     drafter_alone: Whether a rule reads the drafter alone, so that p may be None, as `methods.token_cascade` needs.
     by_slot: Whether it reads the place of a token in its draft, so that the output depends on where drafts begin.
+    by_prefix: Whether it reads the tokens before a position, which nothing but decoding gives.
     models: How many models a combiner takes, a number or a function of its numbers; None: any.
     adds_logits: Whether a combiner adds up logits, so that a token that a model lacks needs one.
     check: A function of its numbers that raises ValueError where one is out of range, with the end of a sentence.
@@ -142,6 +159,7 @@ class Declaration(NamedTuple):
   normalized: bool = False
   drafter_alone: bool = False
   by_slot: bool = False
+  by_prefix: bool = False
   models: int | Callable | None = None
   adds_logits: bool = False
   check: Callable | None = None
@@ -226,6 +244,7 @@ def target(
   logits: Sequence[Array],
   sampler: sampling.Sampler = sampling.Sampler(),
   slot: Array | None = None,
+  prefix: Prefix | None = None,
 ) -> Target:
   """Return the target of a rule or combiner with its numbers bound.
 
@@ -236,6 +255,7 @@ def target(
     logits: The logits [..., V] of each model, or [M, ..., V].
     sampler: The sampler of all of them.
     slot: The place of each token in its draft [...], from 0.
+    prefix: The tokens before each position.
 
   Example:
     >>> logits = jnp.log(jnp.array([[0.6, 0.3, 0.1], [0.1, 0.1, 0.8]]))
@@ -244,18 +264,19 @@ def target(
     [0.1 0.1 0.8] True
   """
   facts = declaration(function)
-  predictions = [Prediction(x, sampler, slot if facts.by_slot else None) for x in logits]
+  before = dict(slot=slot if facts.by_slot else None, prefix=prefix if facts.by_prefix else None)
+  predictions = [Prediction(x, sampler, **before) for x in logits]
   if not facts.is_rule:
-    return _as_target(function(predictions), predictions, facts)
+    return as_target(function(predictions), predictions, facts)
   *drafters, last = predictions
   found = None
   for q in reversed(drafters):
-    found = _as_target(function(q, last), (q, last), facts)
-    last = Prediction(q.logits, sampler, slot if facts.by_slot else None, found.probs)
+    found = as_target(function(q, last), (q, last), facts)
+    last = Prediction(q.logits, sampler, probs=found.probs, **before)
   return found
 
 
-def _as_target(returned: Any, predictions: Sequence[Prediction], facts: Declaration) -> Target:
+def as_target(returned: Any, predictions: Sequence[Prediction], facts: Declaration) -> Target:
   """Return the target that a decision δ, a set S or a distribution π stands for."""
   if isinstance(returned, Target):
     return returned

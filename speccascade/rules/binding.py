@@ -15,13 +15,17 @@ EXAMPLE = 'functools.partial(rules.opt, alpha=0.1)'
 
 
 def bind(function: Callable, **numbers) -> tree_util.Partial:
-  """Return `function` as a pytree: keyword numbers become traced leaves, so changing them compiles nothing."""
+  """Return `function` as a pytree: keyword numbers become traced leaves, so changing them compiles nothing.
+
+  Rules may be among them.
+  """
   while isinstance(function, functools.partial):  # jax.tree_util.Partial is one too
     if function.args:
       raise ValueError(f'{name_of(function)}: bind values by keyword, as in {EXAMPLE}.')
     function, numbers = function.func, {**function.keywords, **numbers}
   if not callable(function) or inspect.isclass(function):
     raise ValueError(f'{function!r} is not a function; give one with its values bound, as in {EXAMPLE}.')
+  numbers = {name: bind_rule(value) if callable(value) else value for name, value in numbers.items()}
   for name, value in numbers.items():
     if value is None or any(isinstance(x, (str, bool, complex)) for x in tree_util.tree_leaves(value)):
       raise ValueError(

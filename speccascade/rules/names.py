@@ -23,7 +23,7 @@ def find(text: str) -> Rule | Combiner:
   Raises:
     ValueError: There is none of that name, or it does not take these numbers.
   """
-  named = names.find(text, 'rule', known())
+  named = names.find(text, 'rule', known(), known())
   declaration(named.value)  # raises for what is neither a rule nor a combiner
   numbers = named.arguments or _short(named.value, named.short)
   return functools.partial(named.value, **numbers) if numbers else named.value
@@ -51,5 +51,5 @@ def spelled(rule: Rule | Combiner) -> str:
   numbers = rule.keywords if isinstance(rule, functools.partial) else {}
   if numbers and list(numbers) == numbers_of(function)[:1]:  # which a shell takes without quotes
     return f'{name}:{",".join(map(str, np.ravel(list(numbers.values()))))}'
-  given = ', '.join(f'{key}={np.asarray(value).tolist()}' for key, value in numbers.items())
+  given = ', '.join(f'{key}={spelled(x) if callable(x) else np.asarray(x).tolist()}' for key, x in numbers.items())
   return f'{name}({given})' if given else name

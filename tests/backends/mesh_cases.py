@@ -35,9 +35,9 @@ from speccascade.types import Model  # noqa: E402
 
 VOCAB, BATCH = 512, 8
 NETWORKS = {
-  't5': T5(T5Config(VOCAB, 32, 8, 8, 64, encoder_layers=1, decoder_layers=2)),
+  't5': T5(T5Config(VOCAB, 32, 8, 8, 64, encoder_layers=1, decoder_layers=1)),
   't5 scanned': T5(T5Config(VOCAB, 32, 8, 8, 64, encoder_layers=1, decoder_layers=2), scan=True),
-  't5 on tpus': T5(T5Config(VOCAB, 32, 8, 64, 64, encoder_layers=1, decoder_layers=2)),
+  't5 on tpus': T5(T5Config(VOCAB, 32, 8, 64, 64, encoder_layers=1, decoder_layers=1)),
   'decoder': Decoder(DecoderConfig(VOCAB, 32, 8, 4, 8, 64, (Span(), Span(6)), tied=True), (1,)),
   'decoder on tpus': Decoder(DecoderConfig(VOCAB, 32, 4, 2, 64, 64, (Span(), Span(6)), tied=True), (1,)),
 }

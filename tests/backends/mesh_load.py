@@ -1,6 +1,8 @@
 """Load a checkpoint onto a mesh of 8 devices, in one process or one of two, and say what was read and what it took.
 
-python tests/backends/mesh_load.py PATH DATAxMODEL [scan] [PROCESS PORT]
+python tests/backends/mesh_load.py PATH DATAxMODEL [scan | both] [PROCESS PORT]
+
+It prints a line for each form of the layers, of which `both` are one after the other.
 """
 
 import json
@@ -8,7 +10,9 @@ import os
 import resource
 import sys
 
-PATH, SHAPE, SCAN, REST = *sys.argv[1:3], 'scan' in sys.argv, [a for a in sys.argv[3:] if a != 'scan']
+PATH, SHAPE, *REST = sys.argv[1:]
+SCANS = [False, True] if 'both' in REST else ['scan' in REST]
+REST = [a for a in REST if a not in ('scan', 'both')]
 COUNT = 4 if REST else 8
 os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count={COUNT}'
 
@@ -54,30 +58,32 @@ def own_bytes(x: jax.Array) -> int:
   return sum(shard.data.nbytes for shard in x.addressable_shards)
 
 
+def measured(mesh: jax.sharding.Mesh, scan: bool) -> dict:
+  """Return what was read of the checkpoint, what is held of it and what that took."""
+  alone = None if REST else flatten_dict(load(PATH, scan=scan).params, sep='.')
+  TAKEN.clear()
+  before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  model = load(PATH, scan=scan, mesh=mesh, rules='sharded')
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+  leaves = flatten_dict(model.params, sep='.')
+  return {
+    'equal': None if REST else all(np.array_equal(x, alone[name]) for name, x in leaves.items()),
+    'sharded': sum(not x.is_fully_replicated for x in leaves.values()),
+    'most': max(int(seen.max()) for seen in TAKEN.values()),
+    'read': sum(int(seen.sum()) for seen in TAKEN.values()),
+    'tensors': len(TAKEN),
+    'held': sum(map(own_size, leaves.values())),
+    'all': sum(x.size for x in leaves.values()),
+    'shard_bytes': sum(map(own_bytes, leaves.values())),
+    'peak_bytes': 1024 * peak,
+    'largest_bytes': max(seen.size * 4 for seen in TAKEN.values()),
+  }
+
+
 if __name__ == '__main__':
   if REST:
     jax.distributed.initialize(f'localhost:{REST[1]}', 2, int(REST[0]))
-  if not REST:
-    alone = flatten_dict(load(PATH, scan=SCAN).params, sep='.')
   watch()
-  mesh = sharding.mesh(dict(zip(('data', 'model'), map(int, SHAPE.split('x')), strict=True)))
-  before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  model = load(PATH, scan=SCAN, mesh=mesh, rules='sharded')
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-  leaves = flatten_dict(model.params, sep='.')
-  print(
-    json.dumps(
-      {
-        'equal': None if REST else all(np.array_equal(x, alone[name]) for name, x in leaves.items()),
-        'sharded': sum(not x.is_fully_replicated for x in leaves.values()),
-        'most': max(int(seen.max()) for seen in TAKEN.values()),
-        'read': sum(int(seen.sum()) for seen in TAKEN.values()),
-        'tensors': len(TAKEN),
-        'held': sum(map(own_size, leaves.values())),
-        'all': sum(x.size for x in leaves.values()),
-        'shard_bytes': sum(map(own_bytes, leaves.values())),
-        'peak_bytes': 1024 * peak,
-        'largest_bytes': max(seen.size * 4 for seen in TAKEN.values()),
-      }
-    )
-  )
+  lying = sharding.mesh(dict(zip(('data', 'model'), map(int, SHAPE.split('x')), strict=True)))
+  for each in SCANS:
+    print(json.dumps(measured(lying, each)), flush=True)

@@ -14,6 +14,7 @@ import time
 import jax
 from matching import having, says
 import pytest
+from tiers import quick
 
 import speccascade
 from speccascade import embedded, methods, Request
@@ -118,8 +119,7 @@ def test_a_killed_process_leaves_rows_and_the_next_one_ends_the_file(tmp_path):
   assert (tmp_path / 'out.jsonl').read_bytes() == (tmp_path / 'whole.jsonl').read_bytes()
 
 
-@pytest.mark.full
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('number', quick([signal.SIGTERM, signal.SIGINT], [], [signal.SIGTERM]))
 def test_a_long_loop_ends_at_once_and_keeps_what_had_ended(tmp_path, number):
   long = {'prompt': 'ein Hund', 'min_new_tokens': 12_000, 'max_new_tokens': 12_000}
   asked = [*[{'prompt': 'zwei Hunde', 'max_new_tokens': 2}] * 2, *[long] * 14]

@@ -15,7 +15,7 @@ from speccascade import decode, embedded, methods, Sampler
 from speccascade.decode import scoring
 from speccascade.models import toy
 
-UNSCORED = ('token_cascade chow', 'token_cascade chow_log', 'bild', 'cascade by slot')
+UNSCORED = ('token_cascade chow', 'token_cascade chow_log', 'bild', 'cascade by slot', 'cascade phased', 'FLy')
 SCORED = [name for name in METHODS if name not in UNSCORED]
 FIRST = ['autoregressive', 'speculative opt', 'speculative lossy', 'oracle diff', 'cos 3', 'cos user', 'sv_exact']
 

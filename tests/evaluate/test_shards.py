@@ -72,21 +72,21 @@ def test_three_shards_of_which_one_was_killed_come_to_one_processs_bytes(config,
   folder = config.parent / 'three'
   folder.mkdir()
   monkeypatch.chdir(folder)
-  begin = lambda flag, **env: start(config, 'run', flag, cwd=folder, **env)
   here = lambda *flags: (run.main([*given(config, 'run'), *flags]), *capsys.readouterr())
-  killed = begin('--shard=1/3')
+  begin = lambda: start(config, 'run', '--shard=1/3', cwd=folder)
+  killed = begin()
   lines = folder / 'run' / 'shards' / '1-of-3' / 'examples.jsonl'
   wait_until(lambda: lines_in(lines) >= 5, killed)
   killed.kill()
   assert finish(killed)[0] == -signal.SIGKILL
   with open(lines, 'ab') as f:
     f.write(b'{"temperature": 0.0, "cur')  # as if it had died in the middle of a line
-  both = [begin(f'--shard={i}/3') for i in (0, 2)]
-  for code, out, err in map(finish, both):
+  for i in (0, 2):
+    code, out, err = here(f'--shard={i}/3')
     assert code == 0 and not out and re.search(r'the results wait for .*1/3 \(\d+ of \d+ lines\)', err), err
   code, _, err = here('--merge')
   assert code == 1 and re.search(r'error: run lacks 1 of 3 shards: 1/3 \(\d+ of 20 lines\); run each with', err)
-  code, out, err = finish(begin('--shard=1/3'))
+  code, out, err = finish(begin())
   assert code == 0 and 'Report: run/report.html' in out, err
   same_bytes(whole, folder / 'run')
   for name in ('results.json', 'examples.jsonl', 'report.html'):

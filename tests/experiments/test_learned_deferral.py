@@ -9,7 +9,7 @@ from continued import Continued
 import held_out
 import jax
 import jax.numpy as jnp
-from learned import FEATURES, features, head, learned, learned_alone, learned_opt, load, TOP
+from learned import FEATURES, features, head, learned, learned_alone, learned_mixture, learned_opt, load, TOP
 import numpy as np
 import paired
 import pytest
@@ -75,10 +75,28 @@ def test_rules_defer_by_what_the_head_expects(temperature):
     assert found.any() and not found.all()
 
 
+@pytest.mark.parametrize('temperature', [0.0, 0.7])
+def test_a_learned_mixture_weighs_by_the_head(temperature):
+  rng = np.random.default_rng(3)
+  q, p = rng.normal(0, 2, (2, 40, 6)).astype(np.float32)
+  weights = tuple(
+    (rng.normal(size=s).astype(np.float32), rng.normal(size=s[1]).astype(np.float32))
+    for s in ((len(FEATURES), 8), (8, 2))
+  )
+  gain, sampler = np.asarray(head(weights, features(q, p))) @ np.float32([1, -1]), Sampler(temperature)
+  alpha = np.median(gain)
+  w = 1 / (1 + np.exp(alpha - gain))[:, None]
+  mixed = w * sampler.soft(p) + (1 - w) * sampler.soft(q)
+  pi = rules.target(functools.partial(learned_mixture, alpha=alpha, weights=weights), (q, p), sampler).probs
+  np.testing.assert_allclose(pi, mixed if temperature else np.eye(6)[np.argmax(mixed, -1)], atol=1e-5)
+  assert 0.05 < w.mean() < 0.95
+
+
 def tokens(count=600, seed=0):
   """Return tokens at which the drafter errs where its entropy is over 1, and is surer than the verifier elsewhere."""
   rng = np.random.default_rng(seed)
   features = np.float32(rng.normal(size=(count, len(FEATURES))))
+  features[:, FEATURES.index('tv')] = 0.3
   errs = features[:, TOP] > 1
   token = np.full(count, 3)
   sure, likely, unlikely = np.float32(np.log([0.99, 0.6, 0.1]))
@@ -100,8 +118,9 @@ def test_losses_are_their_definitions():
   some = some.replace(matters=np.array([1, 0, 0, 1, 0], bool), first_q=np.array([4, 3, 3, 4, 3]))
   outputs = np.random.default_rng(1).normal(size=(5, 2))
   expected = dict.fromkeys(LOSSES, 0.0)
-  for (a, b), y, q, first, lq, lp in zip(
-    outputs, some.token, some.matters, some.first_q, some.logq, some.logp, strict=True
+  tvs = some.features[:, FEATURES.index('tv')]
+  for (a, b), y, q, first, lq, lp, tv in zip(
+    outputs, some.token, some.matters, some.first_q, some.logq, some.logp, tvs, strict=True
   ):
     gate = 1 / (1 + np.exp(b - a))
     expected['swap'] -= np.log(gate if q else 1 - gate) / 5
@@ -109,6 +128,8 @@ def test_losses_are_their_definitions():
     expected['expected_log'] += ((a + lq) ** 2 + (b + lp) ** 2) / 5
     expected['expected_draw'] += ((a - 1 + np.exp(lq)) ** 2 + (b - 1 + np.exp(lp)) ** 2) / 5
     expected['marginal'] -= np.log((1 - gate) * np.exp(lq) + gate * np.exp(lp)) / 5
+    expected['mixture'] += train_rules.REJECTION * gate * tv / 5
+  expected['mixture'] += expected['marginal']
   for name, loss in LOSSES.items():
     np.testing.assert_allclose(loss(jnp.float32(outputs), some), expected[name], rtol=1e-5)
 

@@ -186,7 +186,7 @@ def test_logits_equal_the_reference_at_prompt_positions(case):
   np.testing.assert_allclose(logits, expected, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize('width', [1, 2, 6])
+@pytest.mark.parametrize('width', [1, 6])
 def test_windows_and_roll_back_change_nothing(case, width):
   cache = case.prefill(case.params, case.prompt, 40)
   logits = _in_windows(case, case.params, case.extend, cache, width, roll_back=True)

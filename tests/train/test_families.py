@@ -22,7 +22,7 @@ TINY_LLAMA = (
 FAMILIES = {  # bindings of the data, those that make the first job small, and the millions of parameters of all
   'multi30k_trio': (
     ['SOURCE="text.en"', 'TARGET="text.de"'],
-    ['train.learned_vocabulary.size=60', 'train.T5Config.vocab_size=60', 'small/train.T5Config.embed_dim=16']
+    ['train.learned_vocabulary.size=28', 'train.T5Config.vocab_size=28', 'small/train.T5Config.embed_dim=16']
     + ['small/train.T5Config.head_dim=4', 'small/train.Settings.steps=6'],
     {'small': 2.32, 'base': 7.80, 'large': 25.26},
   ),
@@ -126,7 +126,7 @@ def test_a_tied_table_begins_with_logits_of_the_size_of_one(corpora):
 
 
 def test_the_models_of_a_family_are_compared_by_one_config(corpora):
-  bindings = ['FAMILY = "."', 'PATH = "train.jsonl"', 'TOKENIZER = None']
+  bindings = ['SHARED = "."', 'PATH = "train.jsonl"', 'TOKENIZER = None']
   config.parse([f'{ROOT}/experiments/sums_trio/family.gin'], bindings)
   (experiment,) = config.build()
   paths = [pathlib.Path(checkpoint.path) for checkpoint in experiment.models]

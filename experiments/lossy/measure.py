@@ -1,0 +1,148 @@
+"""Measure lossy verification: acceptance, tokens a round, overshoot, quality with an interval, and a bound on the loss.
+
+python experiments/lossy/measure.py SHARED PAIR TEMPERATURE OUT.csv [COUNT]
+
+SHARED is the folder of data and checkpoints, PAIR is sums or multi30k. Settings that OUT.csv has are not measured
+again. One program serves all rules: which of them is asked is a number, like its α.
+"""
+
+import csv
+import functools
+from pathlib import Path
+import sys
+
+import jax
+import numpy as np
+
+import speccascade
+from speccascade import acceptance, decode, methods, Request, rules, Sampler
+from speccascade.data import files, metrics
+from speccascade.evaluate import calibration, intervals
+
+BLOCK = 5
+NEW = {'sums': 80, 'multi30k': 64}
+LOSS = {'sums': 'final_number', 'multi30k': 'chrf'}  # by which losses of single texts are bounded
+
+
+def mixed(q, p, *, alpha):
+  """Follow a mixture with a weight of α on the drafter: `rules.weighted`."""
+  return rules.weighted([q, p], weights=(alpha, 1 - alpha))
+
+
+RULES = {'mixed': mixed} | {
+  name: rules.find(name)
+  for name in (
+    'lossy',
+    'mentored',
+    'token_v3',
+    'token_v3_tested',
+    'typical',
+    'medusa',
+    'relaxed',
+    'thresholds',
+    'fuzzy',
+  )
+}
+SETTINGS = {  # of each rule the α, the safest first; lossy at 0 is exact, fuzzy at 9 the drafter
+  'lossy': (0.0, 0.5, 0.8),
+  'fuzzy': (9.0, 0.1, 0.3),
+  'mixed': (0.3, 0.6),
+  'mentored': (0.05, 0.3),
+  'token_v3': (0.5, 0.9),
+  'token_v3_tested': (0.5, 0.9),
+  'typical': (0.8, 0.97),
+  'medusa': (0.8, 0.97),
+  'relaxed': (0.3, 0.7),
+  'thresholds': (0.5, 0.9),
+}
+AS_EXACT = ('mentored', 'typical', 'medusa', 'thresholds', 'token_v3_tested')  # at temperature 0, or as another rule is
+FLY = (1.2, 0.6, 0.2)  # the least entropy, with W = 2
+
+
+@rules.rule(normalized=True)
+def numbered(q, p, *, which, alpha):
+  """Ask one of `RULES` by its number."""
+
+  def asked(rule):
+    return rules.target(functools.partial(rule, alpha=alpha), [q.logits, p.logits], q.sampler).probs
+
+  return jax.lax.switch(which.astype(int), [functools.partial(asked, rule) for rule in RULES.values()])
+
+
+def pair_of(shared: Path, pair: str, count: int):
+  """Return the models and the task of a pair."""
+  names = {'sums': ('llama_sums', 'draft', 'target'), 'multi30k': ('t5_multi30k', 'small', 'large')}
+  family, *parts = names[pair]
+  models = [speccascade.load(shared / 'checkpoints' / family / part, dtype='float32') for part in parts]
+  data = shared / 'data' / pair
+  if pair == 'sums':
+    fields = dict(prompt_field='Question: {question}\nAnswer:', target_field='answer', metrics=['final_number'])
+    limits = dict(stop=['\nQuestion:'], max_prompt_tokens=96, max_new_tokens=NEW[pair])
+    return models, files.jsonl(str(data / 'test_first600.jsonl.gz'), count=count, **fields, **limits)
+  sides = [str(data / f'test_2016_flickr.{side}.gz') for side in ('en', 'de')]
+  return models, files.parallel_text(*sides, count=count, max_prompt_tokens=64, max_new_tokens=NEW[pair])
+
+
+def measure(method, models, task, temperature: float, pair: str) -> tuple[dict, np.ndarray]:
+  """Return the row of a method, and the score of each text."""
+  requests = [Request(example.prompt, stop=list(task.stop)) for example in task.examples]
+  settings = dict(max_new_tokens=NEW[pair], batch_size=50, trace=True, sampler=Sampler(temperature))
+  out = decode(method, models, requests, **settings)
+  pairs = zip(out.logprobs, out.stats.source, strict=True)
+  excess = np.concatenate([(logp[0] - logp[1])[np.asarray(source) == 0] for logp, source in pairs])  # log q / p
+  ((name, metric),) = task.metrics.items()
+  sums = metric.statistics(task.examples, out.texts)
+  n = len(task.examples)
+  low, high = intervals.interval(np.array([metric.combine(w @ sums, n) for w in intervals.draws(0, n)]))
+  row = dict(
+    acceptance=out.stats.accepted.sum() / out.stats.tested.sum(),
+    tokens_per_round=out.stats.emitted.sum() / out.stats.rounds.sum(),
+    overshoot=np.maximum(0, 1 - np.exp(-excess)).mean(),
+    ratio_99=np.exp(np.quantile(excess, 0.99)),
+    quality=metric(task.examples, out.texts),
+    quality_low=low,
+    quality_high=high,
+  )
+  scored = metrics.METRICS.get(LOSS[pair], metric) if name != LOSS[pair] else metric
+  return row, scored.statistics(task.examples, out.texts)[:, 0]
+
+
+def methods_of(temperature: float):
+  """Yield the rule, its number and the method of each setting; the first is exact."""
+  for depth in range(3):
+    for name, values in SETTINGS.items():
+      if depth < len(values) and not (temperature == 0 and name in AS_EXACT):
+        numbers = dict(which=float(list(RULES).index(name)), alpha=values[depth])
+        yield name, values[depth], methods.speculative(functools.partial(numbered, **numbers), block=BLOCK)
+  for limit in FLY:
+    yield 'FLy', limit, methods.speculative(block=BLOCK, accept=acceptance.FLy(limit, window=2))
+
+
+def main():
+  """Measure what is missing, a line each."""
+  shared, pair, temperature, out, *count = sys.argv[1:]
+  models, task = pair_of(Path(shared), pair, int(count[0]) if count else 200)
+  file = Path(out)
+  done = list(csv.DictReader(file.open())) if file.exists() else []
+  scores = file.with_suffix(f'.{pair}.{temperature}.exact.npy')
+  for name, value, method in methods_of(float(temperature)):
+    key = dict(pair=pair, temperature=temperature, rule=name, value=str(value))
+    if any(key.items() <= row.items() for row in done):
+      continue
+    row, texts = measure(method, models, task, float(temperature), pair)
+    if not scores.exists():
+      np.save(scores, texts)
+    losses = np.load(scores) - texts
+    row |= dict(loss=100 * losses.mean(), bound=calibration.bound(losses, 0.05), examples=len(task.examples))
+    row = key | {name: f'{number:.5g}' for name, number in row.items()}
+    new = not file.exists()
+    with file.open('a', newline='') as opened:
+      writer = csv.DictWriter(opened, row)
+      if new:
+        writer.writeheader()
+      writer.writerow(row)
+    print(row, flush=True)
+
+
+if __name__ == '__main__':
+  main()
