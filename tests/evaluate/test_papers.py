@@ -20,7 +20,7 @@ from tiers import quick
 
 from speccascade import checkpoints, methods, Sampler
 from speccascade.checkpoints import hf
-from speccascade.data.seqio import pipeline
+from speccascade.data.seqio import tasks
 from speccascade.engine.job import Job
 from speccascade.evaluate import config, published
 from speccascade.evaluate.experiment import Experiment
@@ -172,7 +172,11 @@ def prepared(monkeypatch, tmp_path):
   data_sets = types.ModuleType('tensorflow_datasets')
   data_sets.as_numpy = lambda data: data
   monkeypatch.setitem(sys.modules, 'tensorflow_datasets', data_sets)
-  monkeypatch.setattr(pipeline, 'builder', lambda benchmark, data_dir: Prepared(benchmark.dataset))
+
+  def read(benchmark, data_dir):
+    return functools.partial(tasks._prepared_records, benchmark, Prepared(benchmark.dataset))
+
+  monkeypatch.setattr(tasks, 'prepared', read)
   monkeypatch.chdir(tmp_path)
   lines = [dict(prompt='Name a tree.', target='An oak.', domain='prose')] * 20
   pathlib.Path('prompts.jsonl').write_text('\n'.join(map(json.dumps, lines)))
