@@ -38,6 +38,7 @@ QUESTION = 'Question: {question}\nAnswer:'
 SIGNALS = {name: f for name, f in predictors.signals().items() if name != 'companion'}
 COMPANIONS = {'companion': ('s', 'a'), 'S alone': ('s',), 'A alone': ('a',)}
 BLOCK = 7
+BINS = 8, 6  # of S, and of A in each
 BATCHES = 8, 32, 128
 
 
@@ -66,11 +67,13 @@ def held_out(samples: Mapping[str, np.ndarray], name: str) -> np.ndarray:
   """Return the chances [N] that a predictor gives, fitted to the other half of the texts."""
   half = samples['request'] % 2
   signals = [samples[field] for field in COMPANIONS.get(name, (name,))]
-  known = {'companion': predictors.companion} | SIGNALS
   found = np.zeros_like(samples['accept'])
   for side in (0, 1):
-    fit = predictors.Predictor.of(known.get(name, predictors.drawn_q)).fitted
-    made = fit(samples['accept'][half == side], *(x[half == side] for x in signals))
+    accept, *seen = (x[half == side] for x in (samples['accept'], *signals))
+    if name in ('margin', 'noisy_margin'):
+      made = predictors.Logistic.fitted(accept, *seen)
+    else:  # few tokens fill few bins
+      made = predictors.AcceptanceTable.fitted(accept, seen[0], seen[-1], BINS if len(seen) > 1 else (1, BINS[0]))
     found[half != side] = made.predict(*(x[half != side] for x in signals))
   return found
 

@@ -153,8 +153,9 @@ def speeds(plan: plans.Plan) -> dict:
   for batch, tried in plan.speeds.items():
     chosen = plan.choices[batch]
     for x in tried:
-      taken = 'yes' if (x.name, x.block) == tuple(chosen) else ''
-      rows.append([batch, str(plans.Choice(x.name, x.block)), x.median, x.median / tried[0].median, x.predicted, taken])
+      name = str(plans.Choice(x.name, x.block))
+      taken = 'yes' if name == str(chosen) else ''
+      rows.append([batch, name, x.median, x.median / tried[0].median, x.predicted, taken])
   columns = ['batch', 'method', 'measured', 'over the verifier alone', 'predicted', 'chosen']
   note = (
     'Tokens a second. methods.planned decodes with the one that is chosen, which has the distribution of the verifier.'

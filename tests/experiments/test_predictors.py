@@ -23,7 +23,7 @@ def test_a_curve_and_a_table_that_were_held_out_tell_what_there_is_to_tell():
   best = measure_signals.explained(accept, accept)
   for name in ('margin', 'drawn_q', 'companion', 'A alone'):
     found = measure_signals.held_out(some, name)
-    assert measure_signals.explained(accept, found) == pytest.approx(best, abs=0.03)
+    assert measure_signals.explained(accept, found) == pytest.approx(best, abs=0.07)
     assert measure_signals.area(accept, found) == pytest.approx(measure_signals.area(accept, accept), abs=0.01)
   nothing = measure_signals.held_out(some, 'max_q')
   assert measure_signals.explained(accept, nothing) == pytest.approx(0, abs=0.02)
