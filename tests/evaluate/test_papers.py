@@ -201,7 +201,8 @@ def save_plan(path: str):
   table = AcceptanceTable(np.float32([0.5]), np.float32([[0.5], [0.5]]), np.float32([[0.2, 0.5], [0.4, 0.9]]))
   origin = plans.Origin(('d', 'c', 't'), (None,) * 3, plans.sampler_of(sampler), 'cpu, bfloat16', 'none', 13)
   times = {4: {4: 1.0, 8: 1.1}}
-  profile = plans.Profile.of(table, origin, {n: np.zeros(1) for n in plans.FIELDS}, times, {4: (0.1, 0.1, 1.0, 0.1)})
+  samples = dict.fromkeys(('s', 'a', 's_target', 'accept', 'position', 'request'), np.zeros(1))
+  profile = plans.Profile.of(table, origin, samples, times, {4: (0.1, 0.1, 1.0, 0.1)})
   pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
   plans.Plan(origin, {4: plans.Choice('speculative', 5)}, {}, profile).save(path)
 
