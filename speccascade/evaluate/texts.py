@@ -22,6 +22,7 @@ from speccascade import acceptance, methods, rules, stopping
 from speccascade.evaluate import plugins, suites
 from speccascade.evaluate.curves import Curve
 from speccascade.host import names
+from speccascade.sv import verification
 
 LABELS = {  # by method and rule
   ('token_cascade', 'chow'): 'TokenCascade [Chow]',
@@ -75,7 +76,8 @@ def find(text: str) -> Curve | list:
   if text.strip() == suites.DRAFT:
     return Curve(suites.DRAFT, methods.autoregressive, settings={'model': 0})
   known = rules.known() | methods.known() | suites.known()
-  named = names.find(text, 'curve', known, rules.known() | stopping.known() | acceptance.known())
+  parts = rules.known() | stopping.known() | acceptance.known() | verification.known()
+  named = names.find(text, 'curve', known, parts)
   if isinstance(named.value, Curve | list | tuple):
     return named.value
   if named.value in suites.known().values():
@@ -91,7 +93,7 @@ def curve(value: Callable, arguments: Mapping[str, Any], text: str) -> Curve:
   name = given.pop('name', None)
   method, rule = (methods.speculative, value) if _is_rule(value) else (value, None)
   first = next(iter(inspect.signature(method).parameters), None)
-  if rule is None and callable(given.get(first)):
+  if rule is None and first in ('rule', 'combiner') and callable(given.get(first)):
     rule = given.pop(first)
   numbers = [] if rule is None else rules.numbers_of(rule)
   takes = dict.fromkeys([*numbers, *(key for key in plugins.keywords(method) if rule is None or key != first), 'name'])
