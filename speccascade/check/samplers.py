@@ -24,7 +24,7 @@ SHIFTS = tuple(sign * x for x in (0.005, 0.01, 0.02, 0.05, 0.1, 0.2) for sign in
 RNGS = ('generator', 'jax', 'torch')
 _CALLS = 300_000  # of an enumeration
 _ROUNDING = 1e-6
-_OTHER = {12: 6, 30: 60, 60: 30}  # cells by which it is seen whether a bias is one of the grid alone
+_ENDS = 0.01, 0.99  # of a cell: where chances are multiples of one, its ends give what its middle gives
 _TOGETHER = 100  # runs between two looks at the evidence
 
 
@@ -152,6 +152,7 @@ class _Call:
   sampler: Callable
   case: Case
   drafts: bool
+  laws: dict = dataclasses.field(default_factory=dict)  # by what is emitted
 
   def drafted(self) -> Iterator[tuple[tuple[int, ...], float]]:
     """Yield each draft of all rows with its chance."""
@@ -175,15 +176,17 @@ class _Call:
     by_row = emitted if rows > 1 else [emitted]
     if len(by_row) != rows:
       raise ValueError(f'the sampler returns {len(by_row)} lists for {rows} rows.')
-    return _product([x for row in by_row for x in self._completed(row)])
+    texts = tuple(tuple(map(int, np.asarray(row).reshape(-1))) for row in by_row)
+    if texts not in self.laws:
+      self.laws[texts] = _product([x for tokens in texts for x in self._completed(tokens)])
+    return self.laws[texts]
 
-  def _completed(self, emitted: Iterable) -> list[np.ndarray]:
+  def _completed(self, tokens: Sequence[int]) -> list[np.ndarray]:
     """Return the law of each of a row's first L tokens."""
-    tokens = [int(t) for t in np.asarray(emitted).reshape(-1)]
     vocab = self.case.p.shape[1]
     if not 1 <= len(tokens) <= len(self.case.p) or not all(0 <= t < vocab for t in tokens):
       raise ValueError(
-        f'the sampler emits {tokens} for {len(self.case.q)} drafted of {vocab} tokens: give 1 … K + 1 ids.'
+        f'the sampler emits {[*tokens]} for {len(self.case.q)} drafted of {vocab} tokens: give 1 … K + 1 ids.'
       )
     return [np.eye(vocab)[tokens[i]] if i < len(tokens) else self.case.p[i] for i in range(self.case.tokens)]
 
@@ -222,26 +225,26 @@ class _Fed:
 def _enumerated(call: _Call) -> np.ndarray | None:
   """Return the law of the first L tokens, None where it cannot be enumerated."""
 
-  def law(cells):
-    return sum(chance * _over_numbers(call, tokens, cells) for tokens, chance in call.drafted())
+  def law(place):
+    return sum(chance * _over_numbers(call, tokens, place) for tokens, chance in call.drafted())
 
   try:
-    fine = law(call.case.cells)
-    if _far(fine, call.case.law) and _far(fine, law(_OTHER[call.case.cells])):
+    found = law(0.5)
+    if _far(found, call.case.law) and any(_far(found, law(end)) for end in _ENDS):
       return None  # its chances are no multiples of a cell
   except (AttributeError, OverflowError):  # it asks for other numbers than uniform ones, or for too many
     return None
-  return fine
+  return found
 
 
 def _far(a: np.ndarray, b: np.ndarray) -> bool:
   return 0.5 * abs(a - b).sum() > _ROUNDING
 
 
-def _over_numbers(call: _Call, tokens: tuple[int, ...], cells: int) -> np.ndarray:
-  """Return the mean over all uniform numbers, each at the middle of one of so many cells."""
-  left = [_CALLS]
-  middles = [(i + 0.5) / cells for i in range(cells)]
+def _over_numbers(call: _Call, tokens: tuple[int, ...], place: float) -> np.ndarray:
+  """Return the mean over all uniform numbers, each at that place of one of the case's cells."""
+  left, cells = [_CALLS], call.case.cells
+  numbers = [(i + place) / cells for i in range(cells)]
 
   def mean(values: list[float]) -> np.ndarray:
     left[0] -= 1
@@ -250,7 +253,7 @@ def _over_numbers(call: _Call, tokens: tuple[int, ...], cells: int) -> np.ndarra
     try:
       return call(tokens, _Fed(values))
     except _Exhausted:
-      return sum(mean([*values, u]) for u in middles) / cells
+      return sum(mean([*values, u]) for u in numbers) / cells
 
   return mean([])
 
