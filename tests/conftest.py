@@ -4,6 +4,7 @@ import gc
 import os
 import pathlib
 import signal
+import sys
 import tempfile
 
 # Tests compile much and compute little; a program in one piece has fewer memory mappings. This must stand before the
@@ -58,3 +59,9 @@ def few_executables():
     maps = pathlib.Path('/proc/self/maps')
     if maps.exists() and maps.read_bytes().count(b'\n') > 25_000:
       jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def no_command_imported():
+  """Let `runpy` run the command of a package that has a function of its name."""
+  sys.modules.pop('speccascade.check.__main__', None)

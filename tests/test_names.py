@@ -147,7 +147,6 @@ def test_what_a_name_means_is_known_by_its_source(my_names):
 
 def of_check(name):
   """Return what the command speccascade.check has under a name, without leaving its module behind."""
-  sys.modules.pop('speccascade.check.__main__', None)  # of a test that ran before
   return runpy.run_module('speccascade.check.__main__')[name]
 
 
