@@ -11,6 +11,7 @@ from speccascade.host import commands
 
 COMMANDS = (
   'run',
+  'calibrate',
   'decode',
   'plan',
   'check',

@@ -29,6 +29,7 @@ from speccascade import (
 from speccascade import (
   acceptance,
   backends,
+  calibrate,
   checkpoints,
   compile,
   convert,
@@ -739,6 +740,7 @@ MAIN = {
   'check': check,
   'compile': compile.main,
   'decode': decoding.main,
+  'calibrate': calibrate.main,
   'speccascade': package.main,
 }
 COMMANDS = {
@@ -882,6 +884,19 @@ COMMANDS = {
     (['--models', 'a', 'b', '--overwrite', '--', '{tmp}/prompts', '{tmp}/thesis'], ('{tmp}/thesis', 'folder')),
     (['--models', 'a', 'b', '--', '{tmp}/file', '{tmp}/thesis/thesis.tex'], ('thesis.tex', '--overwrite')),
     (['--models', '{tmp}/none', 'b', '--', '{tmp}/prompts', '{tmp}/out'], '{tmp}/none'),
+  ],
+  'calibrate': [
+    ([], ('RUN', '--loss', '--at_most')),
+    *(
+      ([*more, '--loss=chrf'], part)
+      for more, part in [
+        (['{tmp}/none'], '--at_most'),
+        (['{tmp}/none', '--at_most=x'], ('--at_most', "'x'")),
+        (['{tmp}/none', '--at_most=1'], ('{tmp}/none', 'speccascade.run')),
+        (['{tmp}/thesis', '--at_most=1'], ('{tmp}/thesis', 'speccascade.run')),
+        (['abfs://b/run', '--at_most=1'], ('abfs://b/run', 'pip install')),
+      ]
+    ),
   ],
   'speccascade': [(['run'], 'run')],
 }

@@ -27,7 +27,7 @@ FLOORS = (
   {'decode', 'check'},
   {'planning', 'train', 'integrations'},
   {'evaluate'},
-  {'run', 'plan', 'compile', 'convert', '__init__', '__main__'},
+  {'run', 'calibrate', 'plan', 'compile', 'convert', '__init__', '__main__'},
 )
 HEAVY = ('tensorflow', 'torch', 'transformers', 'seqio', 'keras')
 

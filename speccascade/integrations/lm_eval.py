@@ -3,9 +3,8 @@
   python -m speccascade.integrations.lm_eval --model speccascade --tasks gsm8k --batch_size 16 \\
     --model_args models=DRAFT:TARGET,method=speculative,rule=opt:0.1,block=5
 
-The command is the harness's own, `lm_eval`, with one more model, whose arguments docs/lm_eval.md lists: those of
-python -m speccascade.decode. It needs the extra `lm-eval`. The options of the harness:
-python -m speccascade.integrations.lm_eval run --help
+The command is the harness's own, `lm_eval`, with one more model. It needs the extra `lm-eval`. The options of the
+harness: python -m speccascade.integrations.lm_eval run --help
 """
 
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import logging
 from pathlib import Path
 import re
 import sys
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -236,12 +236,7 @@ class SpecCascade(TemplateLM):
 
 def _parse(models: str | Sequence[str] | None, settings: dict[str, Any], made: bool):
   """Return the settings as options of `speccascade.decode`, without those of what is loaded or made already."""
-  parser = commands.Parser('speccascade.integrations.lm_eval', __doc__)
-  if models is not None:
-    options.add_models(parser)
-  if not made:
-    options.add_method(parser)
-  options.add_batch_size(parser)
+  parser = _parser(models is not None, not made)
   paths = re.split(r':(?!//)', models) if isinstance(models, str) else models
 
   def text(value):
@@ -257,13 +252,40 @@ def _parse(models: str | Sequence[str] | None, settings: dict[str, Any], made: b
   return args
 
 
+def _parser(models: bool, method: bool, **kwargs) -> commands.Parser:
+  """Return the parser of the settings, those of models that are to be loaded and of a method that is to be made."""
+  parser = commands.Parser('speccascade.integrations.lm_eval', __doc__, **kwargs)
+  if models:
+    options.add_models(parser)
+  if method:
+    options.add_method(parser)
+  options.add_batch_size(parser)
+  return parser
+
+
+def _described() -> str:
+  """Return the arguments of the model as text for --help."""
+  known = {action.dest: action.help for action in _parser(True, True, add_help=False)._actions}
+  known['models'] = 'DRAFT:TARGET, checkpoints; FOLDER@4 is the first four layers of FOLDER'
+  known |= dict(max_length='the most tokens of prompt and output together', seed='of tasks that sample (0)')
+  known |= dict(max_gen_toks='new tokens where a task has no number (256)', prefix_token_id='BOS, else EOS')
+  known['import'] = known.pop('imports')
+  left_out = ('debug', 'compilation_cache', 'batch_size')  # which are options
+  names = [(f'{name}=', text) for name, text in known.items() if name not in left_out]
+
+  def fill(name, text):
+    return textwrap.fill(text, 79, initial_indent=f'  {name:<22}', subsequent_indent=' ' * 24)
+
+  return '\n'.join(['--model_args, by commas:', *(fill(name, text) for name, text in names)])
+
+
 def main() -> int:
   """Run the command of the harness, with the errors, signals and the cache of programs of all commands."""
   own = [a for a in sys.argv if a == '--debug' or a.startswith('--compilation_cache=')]
   sys.argv = [a for a in sys.argv if a not in own]
   if sys.argv[1:] in ([], ['-h'], ['--help']):  # with other arguments it is the harness's help that is asked for
     own = ['--help']
-  parser = commands.Parser('speccascade.integrations.lm_eval', __doc__)
+  parser = commands.Parser('speccascade.integrations.lm_eval', __doc__, epilog=_described())
   return commands.run(parser, lambda _: cli_evaluate(), own, 'interrupted')
 
 

@@ -4,19 +4,18 @@ import dataclasses
 import json
 import math
 
-import calibrate
-from calibrate import betting_p_value, Candidate
 from matching import having
 import numpy as np
 import pytest
 from runs import given, GOOD
 import toys
 
-from speccascade import methods, rules
+from speccascade import calibrate, methods, rules
 from speccascade import run as speccascade_run
 from speccascade.data import metrics
 from speccascade.data.examples import Example, Task
-from speccascade.evaluate import config, Curve, Experiment, runner
+from speccascade.evaluate import calibration, config, Curve, Experiment, runner
+from speccascade.evaluate.calibration import betting_p_value, Candidate
 from speccascade.host import storage
 from speccascade.host.errors import RunError
 from speccascade.host.runs import as_json, RunDir
@@ -80,7 +79,7 @@ def test_p_values_reject_what_is_clearly_false_and_more_so_with_more_prompts():
 
 
 def test_without_any_loss_the_bets_are_the_largest_and_their_wealth_decides():
-  growth = 1 + 0.1 * calibrate.MOST / 0.9  # of the wealth by a bet on a loss of 0 against one of .1
+  growth = 1 + 0.1 * calibration.MOST / 0.9  # of the wealth by a bet on a loss of 0 against one of .1
   needed = math.ceil(math.log(1 / LEVEL) / math.log(growth))
   assert betting_p_value(np.zeros(needed), 0.1, LEVEL) <= LEVEL < betting_p_value(np.zeros(needed - 1), 0.1, LEVEL)
 
@@ -93,7 +92,7 @@ def test_a_bet_does_not_know_the_loss_that_it_is_on():
 
 def test_a_bound_is_the_least_loss_that_is_certified():
   losses = equal_or_not(np.random.default_rng(2), 400, 0.03)
-  bound = calibrate.bound(losses, LEVEL)
+  bound = calibration.bound(losses, LEVEL)
   assert 100 * losses.mean() < bound < 20
   p_values = [betting_p_value(losses, at_most / 100, LEVEL) for at_most in (bound, bound - 0.01)]
   assert p_values[0] <= LEVEL < p_values[1]
@@ -119,7 +118,7 @@ def settings(curve, losses, times):
 
 def certified(*curves, times=(0.9, 0.5, 0.3), at_most=2.0):
   """Return which settings are certified and the value of the chosen one, from losses of each setting of each curve."""
-  found = calibrate.report({str(i): settings(OPT, losses, times) for i, losses in enumerate(curves)}, at_most)
+  found = calibration.report({str(i): settings(OPT, losses, times) for i, losses in enumerate(curves)}, at_most)
   return [x['certified'] for x in found['settings']], found['chosen'] and found['chosen']['value']
 
 
@@ -135,7 +134,7 @@ def test_the_fastest_is_chosen_by_time_and_not_by_order():
 
 
 def test_curves_divide_the_chance_of_error():
-  growth = 1 + 0.1 * calibrate.MOST / 0.9  # of the wealth by a bet on a loss of 0 against one of .1
+  growth = 1 + 0.1 * calibration.MOST / 0.9  # of the wealth by a bet on a loss of 0 against one of .1
   between = 2 * math.ceil(math.log(1 / 0.03) / math.log(growth))  # half of them calibrate, whose p-value is nearly .03
   one = [np.zeros(between), np.ones(between), np.ones(between)]
   assert certified(one, at_most=10)[1] == 0.0
@@ -157,7 +156,7 @@ def test_a_promise_is_broken_no_more_often_than_it_says(curves):
     for i in range(curves):
       losses = [equal_or_not(rng, 1200, risk, share=0.1) for risk in risks]
       drawn[str(i)] = settings(curve, losses, np.linspace(1, 0.2, len(risks)))
-    made = calibrate.report(drawn, 2, 0.9)
+    made = calibration.report(drawn, 2, 0.9)
     broken += any(x['certified'] and risks[x['value']] > 0.02 for x in made['settings'])
     found += made['chosen'] is not None
     naive += any(x['loss'] <= 2 and risks[x['value']] > 0.02 for x in made['settings'])
@@ -167,7 +166,7 @@ def test_a_promise_is_broken_no_more_often_than_it_says(curves):
 
 def test_a_loss_on_other_prompts_is_reported_of_the_half_that_did_not_calibrate():
   losses = np.random.default_rng(7).permutation(np.repeat([1.0, 0.0, -1.0], [41, 327, 32]))
-  (found,) = calibrate.report({'opt': settings(OPT, [losses], [0.9])}, 50)['settings']
+  (found,) = calibration.report({'opt': settings(OPT, [losses], [0.9])}, 50)['settings']
   assert found['loss'] + found['test_loss'] == pytest.approx(2 * 100 * losses.mean())
   assert found['loss'] != found['test_loss'] and found['bound'] > found['loss']
 
@@ -231,7 +230,7 @@ def report(made, loss='overlap', at_most=6, lines=None, records=None, curves=(),
   """Calibrate on simulated predictions."""
   simulated = decoded(made, ERRORS)
   of_run = lines or simulated[0], records or simulated[1]
-  return calibrate.report(calibrate.candidates(made, *of_run, loss, temperature, batch, curves), at_most, **more)
+  return calibration.report(calibration.candidates(made, *of_run, loss, temperature, batch, curves), at_most, **more)
 
 
 def test_the_fastest_setting_of_a_run_is_reported_with_its_guarantee():
@@ -242,7 +241,7 @@ def test_the_fastest_setting_of_a_run_is_reported_with_its_guarantee():
   assert (found['prompts'], found['test_prompts']) == (125, 125)
   assert found['level'] == pytest.approx(LEVEL)
   assert found['chosen']['loss'] < found['chosen']['bound'] <= 6
-  text = calibrate.as_text(json.loads(json.dumps(found)))
+  text = calibration.as_text(json.loads(json.dumps(found)))
   for part in ('opt alpha=0.5: 0.33', 'finite samples', '125', '| no', '| yes'):
     assert part in text
 
@@ -250,7 +249,7 @@ def test_the_fastest_setting_of_a_run_is_reported_with_its_guarantee():
 def test_nothing_certified_leaves_the_reference():
   found = report(experiment(task(250)), at_most=-50)
   assert found['chosen'] is None and not any(s['certified'] for s in found['settings'])
-  assert all(part in calibrate.as_text(found) for part in ('None is certified', f'{found["least"]:g}'))
+  assert all(part in calibration.as_text(found) for part in ('None is certified', f'{found["least"]:g}'))
   half = LEVEL / 2  # of two curves
   p_values = [betting_p_value(np.zeros(125), (found['least'] - less) / 100, half) for less in (0, 0.01)]
   assert p_values[0] <= half < p_values[1]
@@ -288,9 +287,9 @@ def test_a_curve_without_a_reference_is_named():
   other = dataclasses.replace(OPT, name='other')
   made = Experiment(task(60), toys.models, [TARGET, OPT, other], reference='opt', temperatures=(0.0,))
   lines, records = decoded(made, ERRORS | {point.label: 10 for point in made.points})
-  assert calibrate.candidates(made, lines, records, 'overlap', 0.0, 1, ['other'])
+  assert calibration.candidates(made, lines, records, 'overlap', 0.0, 1, ['other'])
   with pytest.raises(RunError, match=having('target only has no reference', '--curve')):
-    calibrate.candidates(made, lines, records, 'overlap', 0.0, 1, ['target only'])
+    calibration.candidates(made, lines, records, 'overlap', 0.0, 1, ['target only'])
 
 
 BAD = {
@@ -320,8 +319,8 @@ def test_one_prompt_is_too_few():
 def test_several_temperatures_need_a_choice():
   for asked, known, part in ((None, (0.0, 1.0), '0, 1'), (3, (1, 2), 'batch_size=3')):
     with pytest.raises(RunError, match=having('--batch_size', part)):
-      calibrate.one_of('batch_size', asked, known)
-  assert [calibrate.one_of('temperature', *some) for some in ((None, (0.5,)), (1.0, (0.0, 1.0)))] == [0.5, 1.0]
+      calibration.one_of('batch_size', asked, known)
+  assert [calibration.one_of('temperature', *some) for some in ((None, (0.5,)), (1.0, (0.0, 1.0)))] == [0.5, 1.0]
 
 
 CONFIG = GOOD.replace('[0.0, 0.5]', '[0.0, 0.5, 1.0]') + 'toys.task.count = 60\nExperiment.temperatures = [0.0]\n'

@@ -356,6 +356,16 @@ def test_the_command_is_the_harnesss_own_and_writes_our_counts(tasks, llamas, tm
   assert config['method'] == 'speculative[opt]' and config['decoding']['generate_line']['texts'] == len(ITEMS)
 
 
+def test_help_lists_the_arguments_of_the_model(monkeypatch, capsys):
+  monkeypatch.setattr('sys.argv', ['lm_eval', '--help'])
+  with pytest.raises(SystemExit) as ended:
+    main()
+  out = capsys.readouterr().out
+  assert not ended.value.code and all(
+    f'  {name}= ' in out for name in ('models', 'method', 'rule', 'block', 'max_length')
+  )
+
+
 def test_a_model_without_arguments_is_one_sentence(monkeypatch, capsys, tasks):
   monkeypatch.setattr(
     'sys.argv', ['lm_eval', '--model', 'speccascade', '--tasks', 'word', '--include_path', str(tasks)]

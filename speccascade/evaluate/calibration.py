@@ -1,11 +1,4 @@
-"""Choose the fastest setting of a run's curves whose loss of quality is certified: a guarantee for prompts to come.
-
-  python experiments/calibrated/calibrate.py RUN --loss chrf --at_most 1 --confidence .95
-      of all curves that vary a parameter; the loss is against the reference of the run, in points of the metric
-
-RUN is a finished run directory of speccascade.run with a curve's settings in their order, the safest first. Nothing is
-decoded. One half of the prompts calibrates, the other tests. The report is printed and written to RUN/calibrated.json.
-RUN/config.gin is code: read no run that you do not trust.
+"""The fastest setting of a run's curves whose loss of quality against the reference is certified on its prompts.
 
 For each setting a test asks whether its expected loss is more than `at_most`. The settings of a curve are tested in the
 order of its values, until the first that may lose more. That order is known before the data, so the chance that any
@@ -14,12 +7,10 @@ setting is certified wrongly is that of one test (fixed-sequence testing, a form
 Axis letters: N prompts.
 """
 
-import argparse
 import bisect
 from collections.abc import Mapping, Sequence
 import dataclasses
 import json
-import sys
 from typing import Any
 
 import numpy as np
@@ -29,9 +20,9 @@ from speccascade.evaluate import config, rundir, runner, summary
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.report import formats
-from speccascade.host import commands, storage
+from speccascade.host import storage
 from speccascade.host.errors import RunError
-from speccascade.host.runs import as_json, RunDir
+from speccascade.host.runs import RunDir
 from speccascade.types import checked_int
 
 PRIOR = 0.04  # the variance of losses that the first bets expect
@@ -260,35 +251,3 @@ def as_text(report: Mapping[str, Any]) -> str:
   title = f'Losses against the reference; bounds hold with probability {1 - report["level"]:.4g}'
   table = formats.markdown(dict(title=title, columns=COLUMNS, rows=rows, note=''))
   return '\n\n'.join([first, guarantee, table])
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-  """Read the run, choose, print and save; return the exit code."""
-  parser = commands.Parser('calibrate', __doc__)
-  parser.prog = 'python experiments/calibrated/calibrate.py'
-  parser.add_argument('run', metavar='RUN', help='a run directory, or its address')
-  parser.add_argument('--loss', required=True, metavar='METRIC', help='a mean of scores, as chrf or accuracy')
-  parser.add_argument('--at_most', type=float, required=True, help='points of the metric that may be lost')
-  parser.add_argument('--confidence', type=float, default=0.95, help='probability that the guarantee holds (.95)')
-  parser.add_argument('--curve', action='append', default=[], metavar='NAME', help='may repeat (all that vary)')
-  parser.add_argument('--temperature', type=float, help='of the run (its only one)')
-  parser.add_argument('--batch_size', type=commands.count, help='whose times are compared (the only one of the run)')
-  parser.add_argument('--only', type=commands.listed, default=[], help='the experiment, of a run of several')
-  parser.add_argument('--seed', type=int, default=0, help='by which prompts are divided (0)')
-  return commands.run(parser, _run, argv, 'interrupted')
-
-
-def _run(args: argparse.Namespace):
-  run = RunDir(storage.resolve(args.run))
-  made, lines, points = read(run, args.only)
-  temperature = one_of('temperature', args.temperature, made.temperatures)
-  batch = one_of('batch_size', args.batch_size, made.latency_batches)
-  curves = candidates(made, lines, points, args.loss, temperature, batch, args.curve)
-  found = report(curves, args.at_most, args.confidence, args.seed)
-  about = dict(experiment=made.name, loss=args.loss, temperature=temperature, reference=made.reference)
-  run.write('calibrated.json', as_json(about | found))
-  print(as_text(found))
-
-
-if __name__ == '__main__':
-  sys.exit(main())
