@@ -74,7 +74,8 @@ def one_round(accept, q, pi, block, idle=0):
   at = np.asarray(verdict.accepted)
   here = np.arange(rows)
   after = jnp.asarray(np.concatenate([distributions, distributions[:, :1]], 1)[here, at])
-  rest = sampling.residual(verdict.scale[:, None] * targets[here, at], verdict.subtract[:, None] * after)
+  scale, subtract = (jnp.broadcast_to(jnp.asarray(x), (rows,))[:, None] for x in (verdict.scale, verdict.subtract))
+  rest = sampling.residual(scale * targets[here, at], subtract * after)
   final = np.where((at < block)[:, None], np.asarray(rest, np.float64), targets[here, at])
   chances = np.asarray(noise.chances, np.float64)[:, :block]
   assert np.isfinite(chances).all() and np.isfinite(verdict.scale).all()
@@ -125,7 +126,7 @@ def test_a_round_emits_the_target_distribution(name, block, idle, zeros):
 def test_the_enumeration_sees_a_wrong_acceptor():
   def careless(trial):
     verdict, noise = acceptance.block(trial)
-    return verdict._replace(scale=jnp.ones_like(verdict.scale)), noise
+    return verdict._replace(scale=1.0), noise
 
   worst = 0
   for q, pi in (random_distributions(seed, 2) for seed in range(6)):

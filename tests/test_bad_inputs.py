@@ -847,7 +847,7 @@ COMMANDS = {
         (['--method=autoregressive'], ('autoregressive', '2')),
         (['--method=cos'], ('cos', '--rule')),
         (['--method=sv'], ('sv', '--plan')),
-        (['--method=scheduled(predictor=margins)'], ("'margins'", 'margin', 'max_q')),
+        (['--method=scheduled(predictor=margins)'], ("'margins'", 'mean margin')),
         (['--method=sv_exact', '--plan=no.json'], ('no.json', 'python -m speccascade.')),
         (['--plan=no.json'], ('no.json', 'python -m speccascade.')),
         (['--method=speculative(goodput="accepted")'], ('speculative', 'goodput', 'block')),

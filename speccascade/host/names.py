@@ -109,14 +109,20 @@ def _named(node: ast.expr, what: str, known: Mapping[str, Any], inner: Mapping[s
   if not isinstance(node, ast.Name):
     return None
   if found is None and node.id not in known:
-    near = difflib.get_close_matches(node.id, known)
-    mean = f'did you mean {" or ".join(near)}? ' if near else ''
-    listed = f'there are {", ".join(known)}, and MODULE:NAME of yours' if len(known) < 30 or not near else ''
-    some = listed or 'yours is MODULE:NAME'
-    raise ValueError(f'no {what} is called {node.id!r}; {mean}{some if known else "name yours, as MODULE:NAME"}')
+    raise ValueError(f'no {what} is called {node.id!r}; {_among(known, node.id)}')
   value = known[node.id] if found is None else imported(found, node.id)
   arguments = {keyword.arg: _value(keyword.value, inner, f'{keyword.arg}={{}}') for keyword in keywords}
   return Named(value, node.id, arguments, short, called or bool(short))
+
+
+def _among(known: Mapping[str, Any], name: str) -> str:
+  """Return what is known, or of many names those that are near, as the end of a sentence."""
+  if not known:
+    return 'name yours, as MODULE:NAME'
+  near = difflib.get_close_matches(name, known)
+  mean = f'did you mean {" or ".join(near)}? ' if near else ''
+  listed = f'there are {", ".join(known)}, and MODULE:NAME of yours' if len(known) < 30 or not near else ''
+  return f'{mean}{listed or "yours is MODULE:NAME"}'
 
 
 def _is_colon(node: ast.expr) -> bool:
@@ -138,8 +144,10 @@ def _value(node: ast.expr, inner: Mapping[str, Any], form: str) -> Any:
   if not inner:
     raise ValueError(f'{form.format(text)} gives no number, for {text!r} is none; write one, as in {form.format(0.1)}')
   if isinstance(node, ast.Name) and node.id not in inner:
-    some = f'there are {", ".join(inner)}, and MODULE:NAME of yours'
-    raise ValueError(f'{form.format(text)}: {text!r} is neither a number, as in {form.format(0.1)}, nor a name; {some}')
+    number = form.format(0.1)
+    raise ValueError(
+      f'{form.format(text)}: {text!r} is neither a number, as in {number}, nor a name; {_among(inner, node.id)}'
+    )
   named = _named(node, f'value of {form[:-3]}', inner, inner)
   if named is None:
     raise ValueError(f'{form.format(text)}: {text!r} is neither a value nor a name, as opt(alpha=0.1) is')

@@ -57,10 +57,9 @@ def decode_batch(
   method = method.at(tokens.shape[0])
   length = jnp.max(jnp.where(tokens != 0, iota(tokens.shape[1]) + 1, 1), axis=1)  # [B]
   most = batch['decoder_input_tokens'].shape[1] if max_new_tokens is None else max_new_tokens
-  positions = loop.positions(models[method.slots[-1]].network, tokens.shape[1], most, method.window)
   keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0) if key is None else key, jnp.arange(len(tokens)))
   words = jax.random.key_data(keys) if jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) else keys
-  noise = sampling.noise.make(words, positions, method.window + 1 if method.by_round else 1, sampler)
+  noise = sampling.noise.make(words, method.by_round, sampler)
   sizes = dict(max_new_tokens=most, sampler=sampler, noise=noise)
   state = loop.decode_batch(method, models, Prompt(tokens, length), mesh=mesh, **sizes)
   written = jnp.where(iota(most) < (state.length - 1)[:, None], state.tokens[:, 1 : 1 + most], 0)

@@ -123,7 +123,8 @@ def mentored(q, p, *, alpha):
             \quad\text{with}\quad \mathrm{KL}(\tilde p \,\Vert\, \pi) = \alpha, \qquad 0 \le \alpha < \infty
 
   At each position a and β make it so, and :math:`\pi = \tilde q` where that is as near. No π with that divergence is
-  accepted more often. The vocabulary is sorted for each tested token.
+  accepted more often. The vocabulary is sorted for each tested token. The search for a and β has no gradient, so that a
+  drafter is not to be trained towards this target.
   """
   keep, share = _ends(q.probs, p.probs, alpha)
   accepted = jnp.minimum(q.probs, p.probs / keep[..., None])
@@ -205,7 +206,7 @@ def _else_best(q: Array, p: Array, some: Array) -> Array:
 
 def _best(q, p, some):
   """Return the same as a definition."""
-  return q * some + (1 - (q * some).sum()) * np.eye(len(p))[p.argmax()]
+  return q * some + (1 - (q * some).sum()) * (np.arange(len(p)) == p.argmax())
 
 
 @rule(

@@ -158,15 +158,6 @@ def test_what_is_timed_keeps_no_logits_that_decoding_does_not():
   assert lower(method.accepting(timing.forced(0.5))).logits_read == lower(method).logits_read == {1}
 
 
-def test_a_backend_with_an_operation_that_goes_by_the_platform_is_refused():
-  class Gathering(speccascade.backends.Backend):
-    def take(self, x, index):
-      return x
-
-  with pytest.raises(ValueError, match=having('Gathering.take')):
-    speccascade.backends.register('cpu', Gathering())
-
-
 def test_a_methods_numbers_are_one_program_for_functions_made_anew():
   """A method whose function is made at each call compiles again and is found again."""
   from speccascade.evaluate import programs

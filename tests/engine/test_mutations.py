@@ -58,9 +58,9 @@ def test_the_unchanged_loop_passes():
 def test_a_bonus_token_from_the_verifier_is_caught(monkeypatch):
   final = phases.Verify.final
 
-  def bonus_from_p(self, w, sampler, verdict, rejected):
+  def bonus_from_p(self, w, sampler, verdict, rejected, before):
     p = sampler.at(verdict.accepted)(phases.take1(w.logits[self.models[-1]], verdict.accepted))
-    return jnp.where(rejected[:, None], final(self, w, sampler, verdict, rejected), p)
+    return jnp.where(rejected[:, None], final(self, w, sampler, verdict, rejected, before), p)
 
   monkeypatch.setattr(phases.Verify, 'final', bonus_from_p)
   assert off('ensemble_sd') > 0.01
@@ -211,9 +211,9 @@ def test_filters_before_the_temperature_for_drafts_alone_only_cost_acceptance(mo
 def test_filters_before_the_temperature_for_the_bonus_alone_are_caught(monkeypatch):
   final = phases.Verify.final
 
-  def bonus(self, w, sampler, verdict, rejected):
+  def bonus(self, w, sampler, verdict, rejected, before):
     p = filtered_first(sampler.at(verdict.accepted), phases.take1(w.logits[self.models[-1]], verdict.accepted))
-    return jnp.where(rejected[:, None], final(self, w, sampler, verdict, rejected), p)
+    return jnp.where(rejected[:, None], final(self, w, sampler, verdict, rejected, before), p)
 
   monkeypatch.setattr(phases.Verify, 'final', bonus)
   assert off('speculative speculative', setting=FILTERS) > 0.003

@@ -458,11 +458,8 @@ def test_what_the_metrics_see_is_post_processed(quality):
 
 
 def test_a_metric_that_is_no_number_at_the_end_is_none(quality):
-  class Undefined(metrics.Chrf):
-    def combine(self, row, n):
-      return float('nan')
-
-  judged = {'f': lambda examples, texts: float('inf'), 'sums': Undefined()}
+  undefined = metrics.Mean(lambda example, text: float('nan'))
+  judged = {'f': lambda examples, texts: float('inf'), 'sums': undefined}
   task = dataclasses.replace(EXPERIMENT.task, metrics=judged)
   (first, *_) = _records(dataclasses.replace(EXPERIMENT, task=task), _lines(quality), [], None)
   assert first['quality'] == first['quality_ci'] == {'f': None, 'sums': None} and first['quality_gain_ci'] == {}

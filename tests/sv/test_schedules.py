@@ -59,7 +59,8 @@ def law(method, models, numbers, measured=2, most=3, mate=None):
   total = len(digits)
   noise = Numbered(jnp.asarray(digits), jnp.asarray(chances), 1, numbers == 'round', numbers == 'coupled')
   batch = Prompt(jnp.zeros((total, 1), jnp.int32), jnp.ones(total, jnp.int32))
-  state = test_verification.in_company(mate)(method, models, batch, max_new_tokens=most, sampler=Sampler(), noise=noise)
+  run = test_verification.in_company(mate, [])
+  state = run(method, models, batch, max_new_tokens=most, sampler=Sampler(), noise=noise)
   used = np.zeros(digits.shape[1:], bool)
   for key in radix:
     used[key] = True

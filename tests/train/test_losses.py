@@ -36,7 +36,11 @@ def rate(rule, q_logits, p_logits=LARGE, temperature=1.0):
   return losses.accepted(sampler(q_logits), rules.target(rule, (q_logits, p_logits), sampler).probs)
 
 
-@pytest.mark.parametrize('name', quick(reference.RULES, ('opt', 'token_v3', 'lossy')))
+# a and β of mentored decoding are found by a search, whose steps have no gradient
+SMOOTH = [name for name in reference.RULES if name != 'mentored']
+
+
+@pytest.mark.parametrize('name', quick(SMOOTH, ('opt', 'token_v3', 'lossy')))
 def test_the_gradient_of_the_acceptance_is_that_of_finite_differences(name):
   q, way = np.random.default_rng(3).normal(size=(2, *LARGE.shape)).astype(np.float32)
   f = jax.jit(lambda q: -jnp.log(rate(bound(name), q, temperature=TEMPERATURE)))
