@@ -383,6 +383,7 @@ class Layout:
 
     return sum(jax.tree.leaves(jax.tree.map(shape, tree, specs)))
 
+
 # ---- in a traced program ----
 
 
