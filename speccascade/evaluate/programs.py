@@ -25,9 +25,12 @@ def compiled(call: Call, runs: Iterable[tuple[float, Point]], batch: int, label:
     label: Names the progress.
   """
   needed: dict[tuple, tuple[Strategy, float]] = {}
+  runs = list(runs)  # so that each point has an id of its own
   built: dict[int, Strategy] = {}  # once a point, for functions that a method makes anew are other programs
   for temperature, point in runs:
-    method = built.setdefault(id(point), point.build()).running_all()
+    if id(point) not in built:
+      built[id(point)] = point.build()
+    method = built[id(point)].running_all()
     leaves, structure = jax.tree.flatten(method)
     needed.setdefault((temperature, structure, *map(np.shape, leaves)), (method, temperature))
   first = {}  # of the same models: it compiles their prefill, which the others find compiled
