@@ -240,7 +240,7 @@ def relaxed(q, p, *, alpha, top_k=10):
   It was made for greedy drafts: at temperature 0, with k as large as the vocabulary, it is `rules.token_v2`.
   """
   near = p.plain >= p.plain.max(-1, keepdims=True) - alpha
-  return _else_best(q.probs, p.probs, near & (sampling.keep_top_k(p.logits, top_k) > -INF))
+  return _else_best(q.probs, p.probs, near & (sampling.keep_top_k(p.logits, top_k, p.sampler.backend) > -INF))
 
 
 @rule(
