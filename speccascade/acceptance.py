@@ -18,6 +18,7 @@ import numpy as np
 from speccascade import rules, sampling
 from speccascade.backends.ops import take1
 from speccascade.host import names
+from speccascade.rules.base import declared
 from speccascade.types import Array, checked_int, FINAL, iota, static, Window
 
 
@@ -60,12 +61,7 @@ class Declaration(NamedTuple):
 
 def acceptor(**facts) -> Callable:
   """Declare an acceptor: a decorator that takes fields of `Declaration`."""
-
-  def decorate(function):
-    function.declaration = Declaration(**facts)
-    return function
-
-  return decorate
+  return declared(Declaration(**facts))
 
 
 def declaration(accept: Callable) -> Declaration:

@@ -181,7 +181,7 @@ def rule(function: Rule | None = None, **facts) -> Any:
     ... def unsure(q, p, *, alpha):
     ...   return q.confidence < 1 - alpha
   """
-  return _declared(Declaration(True, **facts), function)
+  return declared(Declaration(True, **facts), function)
 
 
 def combiner(function: Combiner | None = None, **facts) -> Any:
@@ -191,10 +191,12 @@ def combiner(function: Combiner | None = None, **facts) -> Any:
     function: The function; without it a decorator is returned.
     **facts: Fields of `Declaration`.
   """
-  return _declared(Declaration(False, **facts), function)
+  return declared(Declaration(False, **facts), function)
 
 
-def _declared(facts: Declaration, function: Callable | None) -> Any:
+def declared(facts: Any, function: Callable | None = None) -> Any:
+  """Return a function with its declaration, which is read as that of rules, acceptors and signals; or a decorator."""
+
   def decorate(function):
     function.declaration = facts
     return function

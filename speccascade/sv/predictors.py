@@ -22,6 +22,7 @@ import numpy as np
 from speccascade import rules, sampling
 from speccascade.backends import ops
 from speccascade.host import names
+from speccascade.rules.base import declared
 from speccascade.stopping import Draft
 from speccascade.types import Array, Carry, static
 
@@ -229,12 +230,7 @@ class Declaration:
 
 def signal(**facts) -> Callable:
   """Declare a signal: a decorator that takes fields of `Declaration`. Without it a function looks at the token."""
-
-  def decorate(function):
-    function.declaration = Declaration(**facts)
-    return function
-
-  return decorate
+  return declared(Declaration(**facts))
 
 
 def _gap(x: Array) -> Array:
