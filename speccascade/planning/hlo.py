@@ -214,7 +214,7 @@ class Module:
   def collectives(self, unknown: int = 1) -> dict[str, list[int]]:
     """Return {operation: [how many in the text, how many in a round, bytes of their results]} of a round."""
     counts = {}
-    for _, x, times, _ in self.runs(unknown):
+    for _, x, times in self.runs(unknown):
       op = x.op.removesuffix('-start')
       if op in COLLECTIVES:
         count = counts.setdefault(op, [0, 0, 0])
@@ -250,25 +250,24 @@ class Module:
         return 1
     return unknown
 
-  def runs(self, unknown: int) -> Iterator[tuple[str, Instruction, int, Instruction | None]]:
-    """Yield (computation, instruction, how often it runs in a round, the row loop that it is in) of a round.
+  def runs(self, unknown: int) -> Iterator[tuple[str, Instruction, int]]:
+    """Yield (computation, instruction, how often it runs in a round) of a round.
 
     Loops count with their turns, `unknown` where the program does not have their number.
     """
-    todo = [(self.body, 1, None)]
+    todo = [(self.body, 1)]
     while todo:
-      computation, times, within = todo.pop()
+      computation, times = todo.pop()
       for x in self.computations[computation]:
-        yield computation, x, times, within
+        yield computation, x, times
         if x.op == 'while':
-          of = x if _ROWS.search(x.path) else within
-          todo.append((x.called['body'][0], times * self.trips(x, unknown), of))
+          todo.append((x.called['body'][0], times * self.trips(x, unknown)))
         elif x.op in ('call', 'conditional'):
-          todo += [(c, times, within) for names in x.called.values() for c in names]
+          todo += [(c, times) for names in x.called.values() for c in names]
 
   def kernels(self, unknown: int) -> int:
     """Return how many kernels a round runs."""
-    return sum(times for _, x, times, _ in self.runs(unknown) if x.op not in CONTROL)
+    return sum(times for _, x, times in self.runs(unknown) if x.op not in CONTROL)
 
   def kernel_bytes(self, computation: str, x: Instruction) -> int:
     """Return the bytes that a kernel declares; else those of its operands and results."""

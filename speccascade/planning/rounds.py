@@ -163,18 +163,14 @@ class _Timeline:
     here = self.module.by_name(computation)
     return [hlo.arrays(here[name].shape) if name in here else () for name in x.operands]
 
-  def _cache(self, computation: str, x: hlo.Instruction) -> hlo.Array | None:
-    """Return the cache [B, N, G, T, P] that a kernel of ours reads."""
-    arrays = [a for some in self._operands(computation, x) for a in some if len(a.dims) == 5]
-    return arrays[0] if arrays else None
-
   def _kernel_cycles(self, computation: str, x: hlo.Instruction) -> float:
     name = _KERNEL.search(x.path)
     stated = _CYCLES.get(name[1]) if name else None
     return stated([a.dims for some in self._operands(computation, x) for a in some]) if stated else 0
 
   def _kernel_bytes(self, computation: str, x: hlo.Instruction) -> float:
-    cache = self._cache(computation, x)
+    caches = (a for some in self._operands(computation, x) for a in some if len(a.dims) == 5)  # [B, N, G, T, P]
+    cache = next(caches, None)
     fetched = cache is not None and cache.memory  # by a copy, which is counted
     return 0 if fetched else self.module.kernel_bytes(computation, x)
 

@@ -88,7 +88,7 @@ def measure(compiled: jax.stages.Compiled) -> dict[str, Any]:
   collectives = {
     op: {'times': times, 'bytes': size, 'largest': 0} for op, (_, times, size) in program.collectives().items()
   }
-  for _, x, _, _ in program.runs(1):
+  for _, x, _ in program.runs(1):
     found = collectives.get(x.op.removesuffix('-start'))
     if found is not None:
       found['largest'] = max(found['largest'], program.result_bytes(x))

@@ -209,7 +209,7 @@ def loop_of(configs, topology: str, mesh: dict, rules, method, batch: int, scan:
 
 def talks(module: hlo.Module) -> list[tuple[str, hlo.Instruction]]:
   """Return the collectives of a round, each with the computation that it stands in."""
-  return [(c, x) for c, x, _, _ in module.runs(1) if x.op.removesuffix('-start') in hlo.COLLECTIVES]
+  return [(c, x) for c, x, _ in module.runs(1) if x.op.removesuffix('-start') in hlo.COLLECTIVES]
 
 
 def gathered(module: hlo.Module) -> int:
