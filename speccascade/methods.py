@@ -142,6 +142,7 @@ def speculative(
   policy: stopping.Policy = stopping.Policy(),
   accept: Callable = acceptance.token_wise,
   pair: Sequence[int] | None = None,
+  drafter: int | None = None,
 ) -> Method:
   r"""Draft with one model and verify with another, towards the target of a rule.
 
@@ -162,6 +163,8 @@ def speculative(
     policy: When a draft ends before γ tokens.
     accept: How the block is tested; `acceptance.block` tests it jointly.
     pair: The numbers of drafter and verifier among the given models. None takes a list of these two.
+    drafter: The number of a third model that drafts for the pair, which both score: prompt lookup, a model that drafts
+      in one pass, or one that is nearer to the target than the small model of the pair.
 
   Example:
     >>> print(methods.speculative(block=5))
@@ -172,12 +175,22 @@ def speculative(
     propose(0, 5) · score(1) · verify(own of (1,), block)
     >>> print(methods.speculative(block=5, policy=stopping.Heuristic()))
     propose(0, 5) · score(1) · verify(own of (1,)) (drafts end by Heuristic)
+    >>> print(methods.speculative(functools.partial(rules.opt, alpha=0.1), block=5, drafter=2))
+    propose(0, 5) · score(1) · wait(1) · score(2) · verify(opt of (1, 2))
   """
   bound = rules.bind_rule(rule)
   gamma = checked_int('block', block)
   slots = (0, 1) if pair is None else _pair(pair)
   accept = acceptance.bind(accept)
   policy = stopping.check(policy)
+  if drafter is not None:
+    if bound.func is rules.speculative:
+      raise ValueError(f'drafter={drafter}: the target is the verifier alone; give pair=({drafter}, {slots[1]}).')
+    if checked_int('drafter', drafter, 0) in slots:
+      raise ValueError(f'drafter={drafter} is a model of the pair {slots}; leave it out, or give a third model.')
+    phases = Propose(0, gamma), *_in_turn((1, 2)), Verify(bound, (1, 2), accept)
+    about = About('speculative', rules.name_of(rule), block=gamma, over=ALONE)
+    return Method(phases, (drafter, *slots), policy, about, extra_models=pair is not None)
   if bound.func is rules.speculative:
     phases = Propose(0, gamma), Score(1), Verify(rules.bind(rules.own), (1,), accept)
     facts = dict(speedup=theory.speedup_speculative, choose='methods.speculative(pair=(0, 2))')
@@ -306,7 +319,7 @@ def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Met
   return Method((Propose(0, gamma), *scores, Verify(bound, everyone)), everyone, about=about)
 
 
-def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Method:
+def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2, *, drafter: int = 0) -> Method:
   """Speculate towards an ensemble as one opaque model: all n models score the block (Fu et al. 2025).
 
   This is the paper's baseline of speculative decoding for an ensemble. The drafter scores its own block again with a
@@ -317,6 +330,8 @@ def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> M
     combiner: A combiner, or a rule, which cascades the models.
     block: γ.
     models: The number of models.
+    drafter: The number of the model that drafts; one after those that are combined drafts beside them, as prompt lookup
+      and a model that drafts in one pass do.
 
   Example:
     >>> print(methods.ensemble_sd(functools.partial(rules.weighted, weights=(0.5, 0.5)), block=5))
@@ -326,8 +341,11 @@ def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> M
   gamma = checked_int('block', block)
   slots = tuple(range(1, _models(models, bound) + 1))
   phases = Propose(0, gamma), *_in_turn(slots), Verify(bound, slots)
-  about = About('ensemble_sd', block=gamma, over=LOCKSTEP, speedup=theory.speedup_ensemble_sd)
-  return Method(phases, (0, *range(models)), about=about)
+  if checked_int('drafter', drafter, 0) > models:
+    raise ValueError(f'drafter={drafter}: the models are 0 … {models - 1}, and one beside them is model {models}.')
+  speedup = theory.speedup_ensemble_sd if drafter == 0 else None
+  about = About('ensemble_sd', block=gamma, over=LOCKSTEP, speedup=speedup)
+  return Method(phases, (drafter, *range(models)), about=about)
 
 
 def cos(combiner: Combiner | Rule, blocks: tuple[int, ...] = (5, 1)) -> Method:

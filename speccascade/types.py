@@ -84,6 +84,9 @@ class Network:
     scan: Whether the parameters of all layers are stacked.
     depth: The number of layers that `first_layers` chooses from; 0 where there is no early exit.
     tied: Whether the head is the embedding.
+    mask_token: The token that stands for one that is not drawn yet, where the network drafts in one pass: fed n - 1 of
+      them behind a text, it returns a distribution for each of the next n tokens.
+    provisional: Whether what it keeps of the tokens that it drafts is made again once they are committed.
     head_counts: The numbers of query heads and of key-value heads; axes of parameters that join heads with their
       dimensions are sharded by heads.
   """
@@ -98,6 +101,8 @@ class Network:
   scan: bool = False
   depth: int = 0
   tied: bool = False
+  mask_token: int | None = None
+  provisional: bool = False
   head_counts: tuple[int, int] = (1, 1)
 
   def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:

@@ -11,7 +11,7 @@ from reference import RULES
 
 from speccascade import acceptance, methods, rules, Sampler, stopping
 from speccascade.engine.phases import Verify
-from speccascade.models import toy, translated
+from speccascade.models import one_pass, toy, translated
 from speccascade.sv.plans import Profile
 from speccascade.sv.predictors import AcceptanceTable
 
@@ -27,6 +27,7 @@ COINS = [toy.model(5, 2, scale=0.8, near=COIN), COIN]
 # Of its four tokens two are the verifier's, a third is what it reads for the one that it lacks; so half is masked.
 FOREIGN = translated(toy.model(6, 4, scale=1.2), for_=LARGE, tables=([3, 1, 0], [3, -1, 0]))
 FOREIGN_PAIR, FOREIGN_TRIO = [FOREIGN, LARGE], [FOREIGN, MIDDLE, LARGE]
+AT_ONCE = one_pass(SMALL, 0)
 PROMPT = [1, 1]  # which is of every vocabulary
 TYPICAL = 'speculative', 'opt', 'token_v3', 'lossy'  # a rule without a decision, with one, of a set, of a target
 SAMPLERS = {
@@ -71,6 +72,11 @@ def own(models, **sampler):
 
 def of_rule(name):
   return lockstep(lambda l, s: reference.chained(name, l, alpha(name), s))
+
+
+def without_drafter(step):
+  """Return the step of the models before the last one, which drafts for them."""
+  return lambda models, **sampler: step(models[:-1], **sampler)
 
 
 def mean(weights):
@@ -165,6 +171,27 @@ METHODS = {
     partial(reference.phased, name='lossy', alpha=alpha('lossy'), begin=(1, 0), end=(2,)),
   ),
   'sv_exact': (methods.sv_exact(profile(ROWS_OF_THREE), block=2), TRIO, own),
+  'one pass': (methods.speculative(block=2), [AT_ONCE, LARGE], own),
+  'one pass beside a cascade': (
+    methods.speculative(opt, block=2, drafter=2),
+    [SMALL, LARGE, AT_ONCE],
+    without_drafter(of_rule('opt')),
+  ),
+  'one pass beside an ensemble': (
+    methods.ensemble_sd(weighted2, block=2, drafter=2),
+    [SMALL, LARGE, AT_ONCE],
+    without_drafter(mean(WEIGHTS2)),
+  ),
+  'one pass, drafts of different lengths': (
+    methods.speculative(block=3, policy=stopping.Confidence(0.45)),
+    [AT_ONCE, LARGE],
+    own,
+  ),
+  'drafter beside a cascade': (
+    methods.speculative(opt, block=2, drafter=2),
+    [SMALL, LARGE, MIDDLE],
+    without_drafter(of_rule('opt')),
+  ),
   'translated cascade': (methods.speculative(opt, block=2), FOREIGN_PAIR, of_rule('opt')),
   'translated cos': (methods.cos(weighted3, (2, 1, 1)), FOREIGN_TRIO, mean(WEIGHTS3)),
   'translated sv_exact': (methods.sv_exact(profile(ROWS_OF_THREE), block=2), FOREIGN_TRIO, own),

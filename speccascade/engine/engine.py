@@ -45,7 +45,7 @@ class Engine:
     method = lower(job.method.at(job.size))
     slots = [job.models[m] for m in method.slots]
     last = slots[-1].network
-    buffer = loop.positions(last, job.width, job.max_new, method.window)
+    buffer = loop.positions(last, job.width, job.max_new, method.beyond)
     self.method = method
     self.needs = requests.features(job.rows)
     self.size = job.size

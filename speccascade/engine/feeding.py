@@ -24,16 +24,26 @@ from speccascade.types import Array, DRAFT, iota, Window
 
 
 def feed(
-  context: Context, state: State, m: int, width: int, need: Array, total: int | None = None
+  context: Context,
+  state: State,
+  m: int,
+  width: int,
+  need: Array,
+  total: int | None = None,
+  *,
+  mask_token: int | None = None,
 ) -> tuple[State, Array]:
   """Feed model m the next `need` [B] tokens of each row; return the state, and logits [B, width, V] after each token.
 
-  Rows are padded to `width` tokens, at least as many as any needs, or packed to `total` of the batch.
+  Rows are padded to `width` tokens, at least as many as any needs, or packed to `total` of the batch. A mask token
+  stands for the tokens behind the pending ones; since they are not known, the logits are not what `process` makes.
   """
   # Slot = absolute position, so a model goes on where it stopped. What padding writes beyond a row's need lies beyond
   # `fed`, and is written again before any query sees it.
   position = state.fed[:, m][:, None] + iota(width)
   tokens = take(state.tokens, position)
+  if mask_token is not None:
+    tokens = jnp.where(position < (state.length + state.window.size)[:, None], tokens, mask_token)
   c = context.cache_of[m]
   packing = None if total is None else Packing.of(need, width, total)
   with jax.named_scope(f'feed_{m}'):
@@ -44,7 +54,7 @@ def feed(
   # Embeddings may be padded beyond the vocabulary that the models share.
   logits = sharding.computed(layout, logits, m)[..., : state.window.vocab]
   logits = _filled(context, m, logits.astype(jnp.float32))
-  logits = _process(context, state, logits, position)
+  logits = process(context, state, logits, position) if mask_token is None else logits
   state = state.replace(
     fed=with_column(state.fed, m, state.fed[:, m] + need),
     caches=state.caches[:c] + (cache,) + state.caches[c + 1 :],
@@ -187,7 +197,7 @@ def _filled(context: Context, m: int, logits: Array) -> Array:
   return jnp.where(lacks, lowest, logits)
 
 
-def _process(context: Context, state: State, logits: Array, position: Array) -> Array:
+def process(context: Context, state: State, logits: Array, position: Array) -> Array:
   """Return the logits [B, L, V] of the tokens after `position` [B, L] as the requests want every model's.
 
   Where these make no distribution, NaN marks logits that made none before, and an infinity what the request made.

@@ -68,7 +68,7 @@ class Job:
       validate.check_sampler(sampler)
       method.check_sampler(sampler)
     _check_targets(method, models, sampler or sampling.Sampler())
-    return cls(method, models)
+    return cls(method.of([m.network for m in models]), models)
 
   @classmethod
   def of(
@@ -110,7 +110,7 @@ class Job:
     width = inputs.prompt_width(models, rows, max_prompt_tokens)
     size = inputs.bucket(len(rows), 1)
     size = size if batch_size is None else min(size, checked_int('batch_size', batch_size))
-    job = cls(method, models, rows, width, size, processor, trace)
+    job = cls(method.of([m.network for m in models]), models, rows, width, size, processor, trace)
     return dataclasses.replace(job, size=sharding.even(size, job.shards))
 
   @property

@@ -273,9 +273,9 @@ def decode_batch(
     The loop's last state.
   """
   rows, width = prompt.tokens.shape
-  method = lower(method.at(rows))
+  method = lower(method.at(rows).of([m.network for m in models]))
   slots = [models[m] for m in method.slots]
-  buffer = positions(slots[-1].network, width, max_new_tokens, method.window)
+  buffer = positions(slots[-1].network, width, max_new_tokens, method.beyond)
   vocab = inputs.vocabulary(models)
   layout = sharding.layout_for_step(slots, mesh, rows, method.window, vocab)
   backend, params = backends.prepared(slots, layout, mesh)

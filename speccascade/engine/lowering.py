@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from flax import struct
 
 from speccascade import stopping
-from speccascade.types import static
+from speccascade.types import Network, static
 
 if TYPE_CHECKING:
   from speccascade.engine.method import Method
@@ -29,6 +29,7 @@ class Phase:
     feeds: The slot of the model that it feeds, and the most pending tokens that it feeds it, None for all; None where
       it feeds no model.
     calls: How often it calls that model in a round.
+    beyond: How many positions behind the last committed token it may write.
     reads: The slots whose logits it looks at; None for any.
     tests: The slots whose logits must be known for the tokens that it commits.
     adds_logits: The slots whose logits it adds up, so that a token that a model lacks needs one.
@@ -39,6 +40,7 @@ class Phase:
   draws: int = 0
   feeds: tuple[int, int | None] | None = None
   calls: int = 0
+  beyond: int = 0
   reads: tuple[int, ...] | None = None
   tests: tuple[int, ...] = ()
   adds_logits: tuple[int, ...] = ()
@@ -59,6 +61,10 @@ class Phase:
 
   def check_sampler(self, sampler: 'Sampler') -> None:
     """Refuse a sampler that it cannot go with."""
+
+  def of(self, networks: Sequence[Network]) -> 'Phase':
+    """Return it with what it takes from the networks of the slots."""
+    return self
 
   def lowered(self, facts: 'Facts') -> 'Phase':
     """Return it with what follows from the round that it is a part of."""
@@ -143,6 +149,7 @@ class Lowered:
   policy: stopping.Policy
   slots: tuple[int, ...] = static()
   window: int = static()  # W, the most tokens ever pending
+  beyond: int = static()  # the most positions behind the last committed token that are written
   by_round: bool = static()  # whether random numbers are keyed by round as well
   branches: int = static()  # how many rounds there may be
 
@@ -174,4 +181,5 @@ def lower(method: 'Method') -> Lowered:
   facts = Facts(parts, any(phase.parts() != (phase,) for phase in method.phases), method.policy)
   phases = mapped(lambda phase: phase.lowered(facts), method.phases)
   by_round = any(phase.by_round for phase in parts)
-  return Lowered(phases, method.policy, method.slots, facts.window, by_round, branches)
+  beyond = max(facts.window, *(phase.beyond for phase in flat(phases)))
+  return Lowered(phases, method.policy, method.slots, facts.window, beyond, by_round, branches)

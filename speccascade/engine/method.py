@@ -14,7 +14,7 @@ from jax import tree_util
 from speccascade import acceptance, rules, stopping
 from speccascade.engine.lowering import flat, lower, mapped, Phase, rounds
 from speccascade.engine.phases import Propose, Score, Verify
-from speccascade.types import static
+from speccascade.types import Network, static
 
 Target = tuple[tuple[int, ...], tree_util.Partial | None]
 
@@ -174,6 +174,14 @@ class Strategy:
     """Return the method for a batch of this size."""
     return self
 
+  def of(self, networks: Sequence[Network]) -> 'Strategy':
+    """Return the method for these models' networks, which say how each of them drafts.
+
+    Raises:
+      ValueError: If a target needs the distribution of a model that drafts without knowing what it drafted.
+    """
+    return self
+
   def decode(self, job: Any, run: Callable) -> list:
     """Return the ended rows of a job, which `run(job)` decodes."""
     return run(job)
@@ -207,6 +215,19 @@ class Method(Strategy):
     # A token cascade's also depends on the length of the draft, that of a rule by slot on where drafts begin.
     return super().keeps_distribution and all(phase.exact for phase in self.all_phases)
 
+  def of(self, networks: Sequence[Network]) -> 'Method':
+    slots = [networks[m] for m in self.slots]
+    method = self.replace(phases=mapped(lambda p: p.of(slots), self.phases))
+    blind = {phase.model for phase in method.all_phases if isinstance(phase, Propose) and phase.mask_token is not None}
+    asked = {slot for phase in method.all_phases if isinstance(phase, Verify) for slot in phase.reads or ()}
+    if blind and (blind & asked or self.about.accepts_all or self.takes_turns):
+      raise ValueError(
+        f'{self.name} reads the distribution of model {self.slots[min(blind)]}, which drafts in one pass and so has none '
+        'for a token given those before it: let it draft beside the models of the target, as in '
+        'methods.speculative(rule, drafter=2).'
+      )
+    return method
+
   def accepting(self, accept: Callable) -> 'Method':
     """Return the method with another acceptor, as one whose acceptance is forced while a round is timed."""
     bound = acceptance.bind(accept)
@@ -229,7 +250,7 @@ class Method(Strategy):
   @property
   def draft_turns(self) -> int:
     """The most turns of a loop over drafts, a number that a compiled program need not have; 1 without such a loop."""
-    return max((p.n - (p.catch_up != 1) for p in lower(self).parts if isinstance(p, Propose)), default=1)
+    return max((p.turns for p in lower(self).parts if isinstance(p, Propose)), default=1)
 
   def calls(self) -> list[dict[int, int]]:
     """Return {slot: model calls} of a round; where models take turns, of the round of each."""
@@ -292,6 +313,9 @@ class ByBatch(Strategy):
   @property
   def keeps_distribution(self) -> bool:
     return all(choice.keeps_distribution for choice in self.choices)
+
+  def of(self, networks: Sequence[Network]) -> 'ByBatch':
+    return self.replace(choices=tuple(choice.of(networks) for choice in self.choices))
 
   def at(self, batch: int) -> Method:
     return self.choices[index_for(self.rows, batch)]

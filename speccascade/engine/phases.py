@@ -7,7 +7,7 @@ The `model` and `models` of a phase are slots of the method: slot s runs model `
 Axis letters: B batch, M models of a method, L new tokens, W window of pending tokens, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
 
 from flax import struct
@@ -16,7 +16,7 @@ from jax import lax, tree_util
 import jax.numpy as jnp
 
 from speccascade import acceptance, rules, sampling
-from speccascade.backends.ops import take, take1
+from speccascade.backends.ops import take, take1, with_column
 from speccascade.engine.feeding import (
   commit,
   draw,
@@ -24,6 +24,7 @@ from speccascade.engine.feeding import (
   feed,
   finite,
   masked_window,
+  process,
   store_by_row,
   store_from_slot,
 )
@@ -32,7 +33,7 @@ from speccascade.engine.lowering import Facts, flat, mapped, Phase, rounds
 from speccascade.engine.records import Commit
 from speccascade.engine.state import Context, Fault, sampler_for_window, State
 from speccascade.models.packing import coarse_widths, fine_widths, MOST
-from speccascade.types import Array, Combiner, FINAL, iota, NEGATIVE, of_logits, Rule, static, SUM, Window
+from speccascade.types import Array, Combiner, FINAL, iota, NEGATIVE, Network, of_logits, Rule, static, SUM, Window
 
 # ---- phases ----
 
@@ -174,14 +175,20 @@ class Propose(Phase):
   `catch_up` follows from the round: the most committed tokens that the model has to read before it draws.
   With 1 that is the last committed token, which the loop's first turn feeds. After a round whose last token came from
   another model there are 2. With 0 the model has read everything, and other models' tokens may be pending.
+
+  `mask_token` and `provisional` are those of the network. With a mask token the model is called once, and each token is
+  drawn from a distribution of its own that does not know those before it; so no target can read it. What is
+  provisional, and what a mask has written, the model reads again as soon as it is committed.
   """
 
   model: int = static()
   n: int = static()
   catch_up: int = static(default=1)
+  mask_token: int | None = static(default=None)
+  provisional: bool = static(default=False)
 
   def __str__(self):
-    return f'propose({self.model}, {self.n})'
+    return f'propose({self.model}, {self.n}{"" if self.mask_token is None else " in one pass"})'
 
   @property
   def draws(self) -> int:
@@ -193,19 +200,38 @@ class Propose(Phase):
 
   @property
   def calls(self) -> int:
+    if self.mask_token is not None:
+      return 1
     return self.n - (self.catch_up == 0)  # a model that has read everything knows the distribution of its first token
+
+  @property
+  def turns(self) -> int:
+    """The most turns of the loop over calls."""
+    return 1 if self.mask_token is not None else self.n - (self.catch_up != 1)
+
+  @property
+  def beyond(self) -> int:
+    return 0 if self.mask_token is None else self.catch_up + self.n - 2
 
   @property
   def reads(self) -> tuple[int, ...]:
     return () if self.catch_up else (self.model,)
 
+  def of(self, networks: Sequence[Network]) -> 'Propose':
+    network = networks[self.model]
+    return self.replace(mask_token=network.mask_token, provisional=network.provisional)
+
   def lowered(self, facts: Facts) -> 'Propose':
+    if self.provisional or self.mask_token is not None:
+      return self.replace(catch_up=facts.emitted(self.n))
     drafts = range(self.n + 1) if facts.varies else [self.n]
     return self.replace(catch_up=0 if facts.in_turn else 1 + max(0, *(facts.emitted(n) - n for n in drafts)))
 
   def __call__(self, context: Context, state: State) -> State:
     budget = context.policy.length(state.policy, self.n)
     budget = min(budget, self.n) if isinstance(budget, int) else jnp.minimum(budget, self.n)
+    if self.mask_token is not None:
+      return self._in_one_pass(context, state, budget)
     state, logits = self._first_logits(context, state)
     before = state
     first = 0
@@ -225,7 +251,36 @@ class Propose(Phase):
       last, _, state = lax.while_loop(lambda carry: carry[1].any(), turn, carry)
     drafted = state.window.size - before.window.size
     fed = state.fed[:, self.model] - before.fed[:, self.model]
+    state = self._reads_again(state) if self.provisional else state
     return state.charge(self.model, drafted=drafted, calls=fed, positions=fed, computed=last - first)
+
+  def _in_one_pass(self, context: Context, state: State, budget: Array | int) -> State:
+    """Feed what was committed and masks behind it, and draw every token from the logits of this one call."""
+    m = self.model
+    before = state
+    unread = state.length - state.fed[:, m]
+    need = jnp.where(state.active, unread + self.n - 1, 0)
+    width = self.catch_up + self.n - 1
+    state, logits = feed(context, state, m, width, need, mask_token=self.mask_token)
+    state = self._reads_again(state)
+    logits = take(logits, jnp.clip(unread[:, None] - 1 + iota(self.n), 0, width - 1))
+
+    def turn(i, carry):
+      going, state = carry
+      now = lax.dynamic_slice_in_dim(logits, i, 1, 1)
+      now = process(context, state, now, (state.length + i - 1)[:, None])
+      state = store_from_slot(context, state, m, now, i)
+      return draw(context, state, m, now[:, 0], going & (i < budget), i)
+
+    _, state = lax.fori_loop(0, self.n, turn, (state.active, state))
+    called = (need > 0).astype(jnp.int32)
+    drafted = state.window.size - before.window.size
+    return state.charge(m, drafted=drafted, calls=called, positions=need, computed=width)
+
+  def _reads_again(self, state: State) -> State:
+    """Return a state in which the model has read what is committed, and nothing behind it."""
+    fed = jnp.where(state.active, state.length, state.fed[:, self.model])
+    return state.replace(fed=with_column(state.fed, self.model, fed))
 
   @property
   def in_step(self) -> bool:

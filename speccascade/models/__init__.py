@@ -1,3 +1,4 @@
 """Networks, and models that are made of other models."""
 
+from speccascade.models.one_pass import one_pass as one_pass
 from speccascade.models.translation import translated as translated

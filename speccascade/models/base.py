@@ -42,6 +42,7 @@ class Base(Network):
   """
 
   backend: Backend = dataclasses.field(default=Backend(), kw_only=True, repr=False)
+  mask_token: int | None = dataclasses.field(default=None, kw_only=True)
 
   packs = True
 

@@ -24,6 +24,7 @@ class Table(Network):
   eos_ids: tuple[int, ...] = ()
   start_id: int | None = None
   max_positions: int | None = None
+  mask_token: int | None = None
 
   packs = True
 

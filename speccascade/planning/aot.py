@@ -144,7 +144,7 @@ def program(
     raise ValueError(
       f'rules={list(placement.rules)} for {len(networks)} models: give one for each, as in replicated,sharded.'
     )
-  method = lower(method)
+  method = lower(method.of(networks))
   slots = tuple(networks[m] for m in method.slots)
   vocab = min(network.vocab_size for network in slots)  # tables are padded beyond what the models share
   layout = None
@@ -153,7 +153,7 @@ def program(
   if placement.mesh.size > 1:
     layout = sharding.planned(slots, placement.mesh, specs, sizes.batch, method.window, vocab)
     backend = backend.on_mesh(layout)
-  buffer = loop.positions(slots[-1], sizes.source, sizes.tokens, method.window)
+  buffer = loop.positions(slots[-1], sizes.source, sizes.tokens, method.beyond)
   fixed = loop.Program(slots, tuple(range(len(slots))), buffer, vocab, backend)
   prompt = np.zeros(sizes.source, np.int32)
   zero = np.uint32(0)

@@ -49,6 +49,7 @@ def report(
   program, method, networks: Sequence[Network], sizes: aot.Sizes, chip: aot.Chip, placement: aot.Placement | None = None
 ) -> dict[str, Any]:
   """Return what a compiled loop holds and does on a chip of its placement, None for one chip."""
+  method = method.of(networks)
   memory = program.memory_analysis()
   module = hlo.Module(program.as_text())
   relayouts = module.relayouts()

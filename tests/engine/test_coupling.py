@@ -12,7 +12,7 @@ from tiers import quick
 
 import speccascade
 from speccascade import acceptance, methods, rules, Sampler, sampling, stopping, theory
-from speccascade.models import ngram
+from speccascade.models import ngram, one_pass
 from speccascade.types import DRAFT, FINAL
 
 P = functools.partial
@@ -108,6 +108,32 @@ def test_a_drafter_that_the_target_does_not_read_changes_nothing():
   alone = written(methods.autoregressive(1), {}, models=PAIR5)
   assert written(methods.speculative(block=3), {}, models=[ngram.drafter(large), large]) == alone
   assert written(methods.speculative(block=3), {}, models=PAIR5) == alone
+
+
+@pytest.mark.parametrize('numbers', [dict(), dict(temperature=0.0), dict(temperature=0.7, repetition_penalty=1.3)])
+def test_a_drafter_in_one_pass_changes_nothing(numbers):
+  drafter, large = one_pass(PAIR5[0], 0), PAIR5[1]
+  beside = [*PAIR5, drafter]
+  assert written(methods.speculative(block=4), numbers, models=[drafter, large]) == (
+    written(methods.autoregressive(1), numbers, models=PAIR5)
+  )
+  method = methods.speculative(OPT, block=3, drafter=2)
+  assert written(method, numbers, models=beside) == written(methods.oracle(OPT), numbers, models=PAIR5)
+
+
+def test_a_long_draft_in_one_pass_stays_in_its_row():
+  drafter, large = one_pass(PAIR5[0], 0), PAIR5[1]
+  text = written(methods.speculative(block=24), {}, models=[drafter, large])
+  assert text == written(methods.autoregressive(1), {}, models=PAIR5)
+
+
+def test_a_target_that_reads_a_drafter_in_one_pass_is_refused():
+  with pytest.raises(ValueError, match='drafts in one pass.*drafter=2'):
+    written(methods.speculative(OPT), {}, models=[one_pass(PAIR5[0], 0), PAIR5[1]])
+  with pytest.raises(ValueError, match='drafts in one pass'):
+    written(methods.cos(OPT, (2, 1)), {}, models=[one_pass(PAIR5[0], 0), PAIR5[1]])
+  with pytest.raises(ValueError, match='pair=.2, 1.'):
+    methods.speculative(drafter=2)
 
 
 def test_temperature_0_is_greedy():

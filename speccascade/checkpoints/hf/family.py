@@ -14,6 +14,7 @@ _SIZES = frozenset(
   'num_hidden_layers num_key_value_heads head_dim word_embed_proj_dim num_decoder_layers n_layer n_inner '
   'sliding_window_pattern no_rope_layer_interval'.split()
 )  # those that a function reads
+MASK = 'pard_token'  # by which a model that drafts in one pass states its mask
 _NEEDED = {'rms_norm_eps', 'layer_norm_epsilon', 'max_window_layers'}  # numbers that are not null
 
 
@@ -245,7 +246,12 @@ def network_from_config(config: dict, *, eos_ids=None, dtype: str = 'float32', s
   if wrong := [i for i in ids if type(i) is not int or not 0 <= i <= LARGEST]:
     file = 'config.json' if eos_ids is None else 'generation_config.json'
     raise ValueError(f"{file}: 'eos_token_id' has {shown(wrong[0])}, which is no token id: correct it")
-  return _made(c, eos_ids=ids, dtype=dtype, scan=scan)
+  network = _made(c, eos_ids=ids, dtype=dtype, scan=scan)
+  if (mask := config.get(MASK)) is None:
+    return network
+  if type(mask) is not int or not 0 <= mask < network.vocab_size:
+    raise ValueError(f"config.json: '{MASK}' is {shown(mask)}, which is no token id: correct it")
+  return dataclasses.replace(network, mask_token=mask)
 
 
 def _made(c: Settings, **given) -> Network:
