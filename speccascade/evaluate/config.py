@@ -17,10 +17,11 @@ import gin
 
 from speccascade import acceptance, embedded, methods, rules, stopping
 from speccascade.backends import sharding
+from speccascade.checkpoints.checkpoint import Checkpoint
 from speccascade.data import files, harness, spec_bench
 from speccascade.data.seqio import tasks
 from speccascade.evaluate import suites
-from speccascade.evaluate.curves import Checkpoint, Curve
+from speccascade.evaluate.curves import Curve
 from speccascade.evaluate.experiment import Experiment
 from speccascade.host import gin_files, storage
 from speccascade.host.errors import RunError
@@ -52,7 +53,7 @@ def _path(root: str, name: str) -> str:
 def register():
   """Give gin the names that a config may use, once."""
   for name, thing in names():
-    gin.external_configurable(thing, name=name)
+    gin_files.register(thing, name)
 
 
 def names() -> Iterator[tuple[str, Callable]]:

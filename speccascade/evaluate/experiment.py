@@ -11,12 +11,13 @@ from jax.sharding import AbstractMesh
 
 from speccascade import methods, sampling
 from speccascade.backends import sharding
+from speccascade.checkpoints.checkpoint import Checkpoint
 from speccascade.data import metrics
 from speccascade.data.examples import Task
 from speccascade.engine import inputs
 from speccascade.engine.job import Job
 from speccascade.evaluate import plugins, texts
-from speccascade.evaluate.curves import Checkpoint, Curve, Point
+from speccascade.evaluate.curves import Curve, Point
 from speccascade.evaluate.suites import TARGET
 from speccascade.host import names, storage
 from speccascade.models import translation

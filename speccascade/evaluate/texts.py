@@ -24,26 +24,6 @@ from speccascade.evaluate.curves import Curve
 from speccascade.host import names
 from speccascade.sv import verification
 
-LABELS = {  # by method and rule
-  ('token_cascade', 'chow'): 'TokenCascade [Chow]',
-  ('token_cascade', 'chow_log'): 'TokenCascade [ChowLog]',
-  ('oracle', 'diff'): 'Oracle [Diff]',
-  ('oracle', 'diff_log'): 'Oracle [DiffLog]',
-  ('speculative', 'speculative'): 'SpecDecode',
-  ('speculative', 'lossy'): 'SpecDecode [Lossy]',
-  ('speculative', 'lossy_star'): 'SpecDecode [Lossy*]',
-  ('speculative', 'bild_star'): 'BiLD*',
-  ('speculative', 'chow'): 'SpecCascade [Chow]',
-  ('speculative', 'chow_log'): 'SpecCascade [ChowLog]',
-  ('speculative', 'diff'): 'SpecCascade [Diff]',
-  ('speculative', 'diff_log'): 'SpecCascade [DiffLog]',
-  ('speculative', 'opt'): 'SpecCascade [OPT]',
-  ('speculative', 'opt_log'): 'SpecCascade [OPTLog]',
-  ('speculative', 'token_v1'): 'SpecCascade [TokenV1]',
-  ('speculative', 'token_v2'): 'SpecCascade [TokenV2]',
-  ('speculative', 'token_v3'): 'SpecCascade [Token]',
-}
-
 
 def flat(given: Any, named: set[str] | None = None) -> Iterator[Any]:
   """Yield the curves of curves, texts, rules and lists of them; 'target only' as it is, what is none of them too.
@@ -114,7 +94,7 @@ def curve(value: Callable, arguments: Mapping[str, Any], text: str) -> Curve:
   parameter = varied[0] if varied else None
   values = next((x.pop(parameter) for x in (own, settings) if parameter in x), (None,))
   if name is None and (parameter == 'alpha' or not numbers):
-    name = LABELS.get((rules.name_of(method), rule and rules.name_of(rule)))
+    name = rule and rules.declaration(rule).labels.get(rules.name_of(method))
   name = name or re.sub(r'\(\s*,\s*', '(', re.sub(rf',?\s*\b{parameter}\s*=\s*\[.*?\]', '', text)).removesuffix('()')
   first = rule and functools.partial(rules.inside(rule), **own)
   return Curve(name, functools.partial(method, **settings), first, parameter, values)

@@ -7,6 +7,7 @@ import ast
 from collections.abc import Iterator, Sequence
 import contextlib
 import difflib
+import functools
 import importlib.util
 import inspect
 import os
@@ -25,6 +26,12 @@ from speccascade.host.errors import first_line, RunError
 PACKAGE = Path(__file__).parents[1]
 SHIPPED = next(p for p in (PACKAGE / 'gin_configs', PACKAGE.parent / 'gin_configs') if p.is_dir())
 UNREAD = 'gin cannot read a value; it reads numbers, texts, lists, dicts, @NAME and %NAME'
+
+
+@functools.cache
+def register(thing: Any, name: str):
+  """Give gin a name that a config may use, once."""
+  gin.external_configurable(thing, name=name)
 
 
 _asked_for: list[str] = []  # names that bindings of the command line have

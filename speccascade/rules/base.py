@@ -8,10 +8,11 @@ What a rule returns says what it is:
 * float [..., V] is the target π itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import inspect
 import math
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -151,6 +152,7 @@ class Declaration(NamedTuple):
     models: How many models a combiner takes, a number or a function of its numbers; None: any.
     adds_logits: Whether a combiner adds up logits, so that a token that a model lacks needs one.
     check: A function of its numbers that raises ValueError where one is out of range, with the end of a sentence.
+    labels: What reports call its curve over `alpha`, by the name of the method; without one, the text of the curve.
   """
 
   is_rule: bool
@@ -163,6 +165,7 @@ class Declaration(NamedTuple):
   models: int | Callable | None = None
   adds_logits: bool = False
   check: Callable | None = None
+  labels: Mapping[str, str] = MappingProxyType({})
 
 
 class NoTarget(ValueError):

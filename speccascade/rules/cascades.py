@@ -32,7 +32,7 @@ def _tv(a, b):
   return np.maximum(a - b, 0).sum()
 
 
-@rule(normalized=True, definition=lambda q, p: p.probs)
+@rule(normalized=True, definition=lambda q, p: p.probs, labels=dict(speculative='SpecDecode'))
 def speculative(q, p):
   r"""Follow the verifier: plain speculative decoding (Leviathan et al. 2023; Chen et al. 2023).
 
@@ -46,6 +46,7 @@ def speculative(q, p):
   alpha=Range(0, 1, verifier=0, drafter=1, curve=(0.1, 0.3, 0.5, 0.7, 0.9)),
   drafter_alone=True,
   definition=lambda q, p, alpha: q.plain.max() < 1 - alpha,
+  labels=dict(speculative='SpecCascade [Chow]', token_cascade='TokenCascade [Chow]'),
 )
 def chow(q, p, *, alpha):
   r"""Defer where the drafter is unsure (Chow 1970; Narasimhan et al. 2024).
@@ -59,6 +60,7 @@ def chow(q, p, *, alpha):
   alpha=Range(0, verifier=0, drafter=INF, curve=(0.1, 0.5, 1.0, 2.0, 4.0)),
   drafter_alone=True,
   definition=lambda q, p, alpha: _entropy(q.plain) > alpha,
+  labels=dict(speculative='SpecCascade [ChowLog]', token_cascade='TokenCascade [ChowLog]'),
 )
 def chow_log(q, p, *, alpha):
   r"""Defer where the drafter's entropy is high (Narasimhan et al. 2024).
@@ -71,6 +73,7 @@ def chow_log(q, p, *, alpha):
 @rule(
   alpha=Range(-1, 1, verifier=-1, drafter=1, curve=(0.0, 0.05, 0.1, 0.2, 0.4)),
   definition=lambda q, p, alpha: q.plain.max() < p.plain.max() - alpha,
+  labels=dict(oracle='Oracle [Diff]', speculative='SpecCascade [Diff]'),
 )
 def diff(q, p, *, alpha):
   r"""Defer where the verifier is surer by α (Narasimhan et al. 2024).
@@ -83,6 +86,7 @@ def diff(q, p, *, alpha):
 @rule(
   alpha=Range(verifier=-INF, drafter=INF, curve=(0.0, 0.2, 0.5, 1.0, 2.0)),
   definition=lambda q, p, alpha: _entropy(q.plain) > _entropy(p.plain) + alpha,
+  labels=dict(oracle='Oracle [DiffLog]', speculative='SpecCascade [DiffLog]'),
 )
 def diff_log(q, p, *, alpha):
   r"""Defer where the verifier's entropy is lower by α (Narasimhan et al. 2024).
@@ -95,6 +99,7 @@ def diff_log(q, p, *, alpha):
 @rule(
   alpha=Range(verifier=-INF, drafter=INF, curve=(0.0, 0.1, 0.2, 0.4, 0.8)),
   definition=lambda q, p, alpha: q.plain.max() < p.plain.max() - alpha * _tv(q.probs, p.probs),
+  labels=dict(speculative='SpecCascade [OPT]'),
 )
 def opt(q, p, *, alpha):
   r"""Defer where the verifier is surer by the cost of a rejection (Narasimhan et al. 2024).
@@ -110,6 +115,7 @@ def opt(q, p, *, alpha):
 @rule(
   alpha=Range(verifier=-INF, drafter=INF, curve=(0.0, 0.5, 1.0, 2.0, 4.0)),
   definition=lambda q, p, alpha: _entropy(q.plain) > _entropy(p.plain) + alpha * _tv(q.probs, p.probs),
+  labels=dict(speculative='SpecCascade [OPTLog]'),
 )
 def opt_log(q, p, *, alpha):
   r"""Defer where the verifier's entropy is lower by the cost of a rejection (Narasimhan et al. 2024).
@@ -144,6 +150,7 @@ def _discrepancy(q, p):
 @rule(
   alpha=Range(0, verifier=0, drafter=INF, curve=(0.5, 1.0, 2.0, 3.0, 4.0)),
   definition=lambda q, p, alpha: _discrepancy(q, p) > alpha,
+  labels=dict(speculative='BiLD*'),
 )
 def bild_star(q, p, *, alpha):
   r"""Defer where the verifier finds the draft unlikely, in BiLD's sense (Kim et al. 2023; Narasimhan et al. 2024).
@@ -158,6 +165,7 @@ def bild_star(q, p, *, alpha):
 @rule(
   alpha=Range(-1, 1, verifier=-1, drafter=1, curve=(0.0, 0.2, 0.4, 0.6, 0.8)),
   definition=lambda q, p, alpha: q.plain >= p.plain.max() - alpha,
+  labels=dict(speculative='SpecCascade [TokenV1]'),
 )
 def token_v1(q, p, *, alpha):
   r"""Keep drafted tokens that are likely under the drafter (Narasimhan et al. 2024).
@@ -170,6 +178,7 @@ def token_v1(q, p, *, alpha):
 @rule(
   alpha=Range(-1, 1, verifier=-1, drafter=1, curve=(0.0, 0.2, 0.4, 0.6, 0.8)),
   definition=lambda q, p, alpha: p.plain >= p.plain.max() - alpha,
+  labels=dict(speculative='SpecCascade [TokenV2]'),
 )
 def token_v2(q, p, *, alpha):
   r"""Keep drafted tokens that are likely under the verifier (Narasimhan et al. 2024).
@@ -182,6 +191,7 @@ def token_v2(q, p, *, alpha):
 @rule(
   alpha=Range(0, 1, drafter=1, curve=(0.1, 0.3, 0.5, 0.7, 0.9)),
   definition=lambda q, p, alpha: p.plain >= (1 - alpha) * p.plain.max(),
+  labels=dict(speculative='SpecCascade [Token]'),
 )
 def token_v3(q, p, *, alpha):
   r"""Keep drafted tokens that are likely under the verifier, relative to its best (Narasimhan et al. 2024).

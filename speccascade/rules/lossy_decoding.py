@@ -34,7 +34,12 @@ def _completed(accepted, rest):
   return accepted + ((1 - accepted.sum()) * rest / rest.sum() if rest.sum() > 0 else 0)
 
 
-@rule(alpha=RANGE, normalized=True, definition=lambda q, p, alpha: _executed(q.probs, p.probs, alpha))
+@rule(
+  alpha=RANGE,
+  normalized=True,
+  definition=lambda q, p, alpha: _executed(q.probs, p.probs, alpha),
+  labels=dict(speculative='SpecDecode [Lossy]'),
+)
 def lossy(q, p, *, alpha):
   r"""Accept more than exactness allows (Tran-Thien 2023; Zhou et al. 2024).
 
@@ -60,7 +65,12 @@ def _star(q, p, alpha):
   return _executed(q, p, alpha, beta)
 
 
-@rule(alpha=RANGE, normalized=True, definition=lambda q, p, alpha: _star(q.probs, p.probs, alpha))
+@rule(
+  alpha=RANGE,
+  normalized=True,
+  definition=lambda q, p, alpha: _star(q.probs, p.probs, alpha),
+  labels=dict(speculative='SpecDecode [Lossy*]'),
+)
 def lossy_star(q, p, *, alpha):
   r"""Accept as `rules.lossy` does, with a residual of just the rejected mass (Narasimhan et al. 2024, Lemma 2).
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from speccascade.backends import sharding
+from speccascade.checkpoints.checkpoint import Checkpoint
 from speccascade.checkpoints.hf import network_of
 from speccascade.host import storage
 from speccascade.planning import aot, hlo
@@ -130,10 +131,11 @@ def report(job: Job, devices: Sequence, jobs: Sequence[Job] = ()) -> Iterator[st
     yield f'{op}: {of["times"]} a step, {results}'
 
 
-def _shapes_of(job: Job, name: str | None, jobs: Sequence[Job]) -> Model | None:
+def _shapes_of(job: Job, given: str | Checkpoint | None, jobs: Sequence[Job]) -> Model | None:
   """Return another model of a job, an earlier job's or a checkpoint's by its config.json, with shapes as parameters."""
-  if name is None:
+  if given is None:
     return None
+  name = given if isinstance(given, str) else given.path
   network = next((x.network for x in jobs if x.name == name), None)
   if network is None:
     file = storage.local(name) / 'config.json'

@@ -14,8 +14,9 @@ from typing import Any
 import gin
 from jax.sharding import Mesh
 
-from speccascade import checkpoints, embedded, rules
+from speccascade import embedded, rules
 from speccascade.backends import sharding
+from speccascade.checkpoints.checkpoint import Checkpoint
 from speccascade.host import gin_files
 from speccascade.models import shapes
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
@@ -40,10 +41,9 @@ class Job:
     pairs: (source tokens, target tokens).
     settings: How to train.
     tokenizer: Path of the tokenizer to save with the model.
-    teacher: The model to distil: an earlier job's name, or a checkpoint's path.
-    companion: The companion of speculative verification, named likewise; `train.Distillation.companion` is its weight.
-    start: The model with the initial parameters, named likewise.
-    activation: Activation of the MLPs of `start`, where it is T5X without a gin file, as `load` takes it.
+    teacher: The model to distil: an earlier job's name, the path of a checkpoint, or a `Checkpoint`.
+    companion: The companion of speculative verification, likewise; `train.Distillation.companion` is its weight.
+    start: The model with the initial parameters, likewise.
     mesh: Mesh to train on; `train.mesh = {'data': 2, 'model': 4}` sets it for all jobs.
     rules: Sharding rules of network and teacher, as `load` takes them.
   """
@@ -53,12 +53,11 @@ class Job:
   pairs: Iterable[Pair]
   settings: Settings
   tokenizer: str | None = None
-  teacher: str | None = None
-  start: str | None = None
-  activation: str | None = None
+  teacher: str | Checkpoint | None = None
+  start: str | Checkpoint | None = None
   mesh: Mesh | None = None
   rules: Any = None
-  companion: str | None = None
+  companion: str | Checkpoint | None = None
 
   def __post_init__(self):
     if self.network is None and self.start is None:
@@ -68,8 +67,7 @@ class Job:
 
   def run(self, out: Path, echo=print) -> Model:
     """Train, or resume a stopped run in `out`/name."""
-    scan = self.network is not None and self.network.scan
-    start = self._model(out, self.start, scan=scan, activation=self.activation)
+    start = self._model(out, self.start, scan=self.network is not None and self.network.scan)
     return train(
       out / self.name,
       self.network or start.network,
@@ -84,13 +82,15 @@ class Job:
       echo=echo,
     )
 
-  def _model(self, out: Path, name: str | None, **options) -> Model | None:
-    """Return the model of an earlier job or of a path, in float32, on the mesh."""
-    if name is None:
+  def _model(self, out: Path, given: str | Checkpoint | None, **settings) -> Model | None:
+    """Return the model of an earlier job or of a checkpoint, in float32, on the mesh."""
+    if given is None:
       return None
-    trained = out / name / 'model'
-    path = trained if trained.is_dir() else name
-    return checkpoints.read(path, dtype='float32', name=name, mesh=self.mesh, rules=self.rules, **options)
+    if isinstance(given, str):
+      trained = out / given / 'model'
+      given = Checkpoint(str(trained) if trained.is_dir() else given, name=given)
+    settings |= dict(dtype='float32', rules=given.rules or self.rules)
+    return dataclasses.replace(given, **settings).load(self.mesh)
 
 
 def _jobs(jobs: Sequence[Job], mesh: Mapping[str, int] | None = None, devices: Sequence | None = None) -> list[Job]:
@@ -104,15 +104,15 @@ def _jobs(jobs: Sequence[Job], mesh: Mapping[str, int] | None = None, devices: S
   return [dataclasses.replace(job, mesh=on) for job in jobs]
 
 
-@functools.cache
 def register() -> None:
-  """Register the names of a config with gin, once."""
+  """Register the names of a config with gin."""
   classes = (Job, Settings, Optimizer, Distillation)
   classes += (T5, T5Config, Decoder, DecoderConfig, Span, Rope)
   sources = (data.generated, data.parallel_text, data.jsonl, data.seqio_task, data.decoded, learned_vocabulary)
-  for thing in (*classes, *sources, t5, rule, checkpoints.load, embedded.vocabulary):
-    gin.external_configurable(thing, name=f'speccascade.train.{thing.__name__}')
-  gin.external_configurable(_jobs, name='speccascade.train')
+  for thing in (*classes, *sources, t5, rule, embedded.vocabulary):
+    gin_files.register(thing, f'speccascade.train.{thing.__name__}')
+  gin_files.register(_jobs, 'speccascade.train')
+  gin_files.register(Checkpoint, 'speccascade.Checkpoint')
 
 
 def t5(size: str, *, scan: bool = False) -> T5:

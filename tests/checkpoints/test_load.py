@@ -21,9 +21,9 @@ from tiny import T5_V1_1 as T5
 from speccascade import checkpoints, decode, methods, sampling
 from speccascade.backends import cpu
 from speccascade.checkpoints import hf, orbax, t5x
+from speccascade.checkpoints.checkpoint import Checkpoint
 from speccascade.data import tokenizers
 from speccascade.engine import state
-from speccascade.evaluate.curves import Checkpoint
 from speccascade.models import layerskip
 from speccascade.models.layers import stack_layers
 from speccascade.types import Model

@@ -113,7 +113,7 @@ def test_a_recipe_is_distilled_from_what_another_trained(checkpoint, byt5, data_
 def test_a_recipe_has_the_network_of_its_size_and_needs_its_checkpoint():
   read = lambda *bindings: jobs.read([str(FOLDER / 'wmt14_ende.gin')], ["TOKENIZER = 'x'", *bindings])
   (job,) = read("CHECKPOINT = 'y'", "SIZE = 'large'", 'SCAN = True')
-  assert job.name == 'large' and job.network.config.embed_dim == 1024 and job.network.scan and job.start == 'y'
+  assert job.name == 'large' and job.network.config.embed_dim == 1024 and job.network.scan and job.start.path == 'y'
   with pytest.raises(RunError, match=having("'huge'", 'small', 'xxl')):
     read("CHECKPOINT = 'y'", "SIZE = 'huge'")
   with pytest.raises(RunError, match='CHECKPOINT'):

@@ -26,6 +26,7 @@ from tokenizers.pre_tokenizers import Whitespace
 import speccascade
 from speccascade import checkpoints, decode, methods, rules, Sampler
 from speccascade.checkpoints import hf, orbax
+from speccascade.checkpoints.checkpoint import Checkpoint
 from speccascade.data.tokenizers import find
 from speccascade.host import storage
 from speccascade.host.errors import RunError
@@ -367,11 +368,12 @@ def test_training_leaves_the_model_that_it_starts_from_alone(tmp_path):
   assert same(before, start.params) and not same(before, after.params)
 
 
-def test_a_job_with_a_scanned_network_starts_from_a_checkpoint(tmp_path, monkeypatch):
+@pytest.mark.parametrize('given', [str, Checkpoint], ids=['a path', 'a Checkpoint'])
+def test_a_job_with_a_scanned_network_starts_from_a_checkpoint(tmp_path, monkeypatch, given):
   monkeypatch.setattr(jobs, 'train', lambda *_, start, **__: start())
   orbax.save(tmp_path / 'start', Model(init(T5_NET), T5_NET))
   network = NETWORKS['t5 scanned']
-  job = jobs.Job('more', network, copies(), settings(steps=1), start=str(tmp_path / 'start'))
+  job = jobs.Job('more', network, copies(), settings(steps=1), start=given(str(tmp_path / 'start')))
   assert job.run(tmp_path, quiet).network == network
 
 
