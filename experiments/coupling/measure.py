@@ -1,6 +1,8 @@
 """Texts of every method with Gumbel coupling, held against the lockstep of the same target.
 
-python experiments/coupling/measure.py SHARED [--sentences 1000] [--problems 500] [--dtype float32]
+python experiments/coupling/measure.py SHARED [--sentences 1000] [--problems 500] [--dtype float32] [--batch_size 16]
+    [--families t5_multi30k llama_sums] [--targets 'the verifier' OPT ...] [--couplings gumbel maximal]
+    [--ties 512]    # of texts that differ the two largest log π + noise, among so many likely tokens; on Multi30k
 """
 
 import argparse
@@ -8,9 +10,11 @@ import functools
 import gzip
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from speccascade import decode, load, methods, rules, Sampler, stopping
+from speccascade import decode, load, methods, Request, rules, Sampler, sampling, stopping
 from speccascade.models import ngram
 
 OPT = functools.partial(rules.opt, alpha=0.1)
@@ -21,7 +25,7 @@ LOOKUP = 'prompt lookup'
 TARGETS = {  # the lockstep first
   'the verifier': {
     'alone': methods.autoregressive(1),
-    **{f'γ = {n}': methods.speculative(block=n) for n in (1, 2, 3, 5, 7)},
+    **{f'γ = {n}': methods.speculative(block=n) for n in (5, 2, 1, 3, 7)},
     'Heuristic': methods.speculative(block=5, policy=stopping.Heuristic()),
     'MovingAverage': methods.speculative(block=5, policy=stopping.MovingAverage(0.4, 0.5)),
     'Confidence': methods.speculative(block=5, policy=stopping.Confidence(0.3)),
@@ -54,28 +58,50 @@ def lines(path: str, count: int) -> list[str]:
     return [line.strip() for line in file][:count]
 
 
-def measure(family: str, models, prompts: list[str], new_tokens: int, coupling: str):
+def largest(out, i: int, at: int) -> list[tuple[int, float]]:
+  """Return the two largest log π + noise at a token of a text of an encoder–decoder, with their tokens."""
+  key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), i)  # seed, stream, example
+  noise = sampling.Coupled(jax.random.key_data(key)[None])
+  tokens, logprobs = zip(*out.top_logprobs[i][at].items(), strict=True)
+  scores = np.array(logprobs) - np.log(noise.exponential(jnp.array([1 + at]), max(tokens) + 1)[0, jnp.array(tokens)])
+  return [(tokens[k], float(scores[k])) for k in np.argsort(-scores)[:2]]
+
+
+def show_ties(lockstep, out, others: list[int]):
+  """Print of two texts that differ what either run decided between, and how far apart the runs' log π are."""
+  for i in others[:2]:
+    at = next(k for k, (a, b) in enumerate(zip(lockstep.tokens[i], out.tokens[i])) if a != b)
+    for name, run in ('lockstep', lockstep), ('method', out):
+      (a, x), (b, y) = largest(run, i, at)
+      print(f'  text {i}, token {at}, {name}: {x:.6f} of {a} and {y:.6f} of {b}, {x - y:.2g} apart', flush=True)
+  gaps = []
+  for i, pair in enumerate(zip(lockstep.tokens, out.tokens, strict=True)):
+    same = next((k for k, (a, b) in enumerate(zip(*pair)) if a != b), len(pair[0]))
+    both = zip(lockstep.top_logprobs[i][:same], out.top_logprobs[i][:same], pair[0])
+    gaps += [a[t] - b[t] for a, b, t in both if t in a and t in b]
+  print(f'  log π of {len(gaps)} tokens differs by {np.std(gaps):.2g} (deviation), {np.abs(gaps).max():.2g} at most')
+
+
+def measure(family: str, models, prompts: list[str], new_tokens: int, coupling: str, args):
   """Print for each method how much is accepted, and how many texts are others than those of the lockstep."""
-  for target, some in TARGETS.items():
-    if coupling == 'maximal' and target != 'the verifier':
-      continue
+  asked = [Request(prompt, logprobs=args.ties or None) for prompt in prompts]
+  for target in args.targets if coupling == 'gumbel' else ['the verifier']:
     lockstep = None
-    for name, method in some.items():
+    for name, method in TARGETS[target].items():
       used = [ngram.drafter(models[-1]), models[-1]] if name == LOOKUP else models
       sampler = Sampler(1.0, coupling=coupling)
-      out = decode(method, used, prompts, max_new_tokens=new_tokens, sampler=sampler, batch_size=16)
-      lockstep = lockstep or out.tokens
+      out = decode(method, used, asked, max_new_tokens=new_tokens, sampler=sampler, batch_size=args.batch_size)
+      lockstep = lockstep or out
       accepted = out.stats.accepted.sum() / max(1, out.stats.tested.sum())
       calls = out.stats.emitted.sum() / max(1, out.stats.calls[-1].sum())
-      others = [i for i, (a, b) in enumerate(zip(lockstep, out.tokens, strict=True)) if a != b]
+      others = [i for i, (a, b) in enumerate(zip(lockstep.tokens, out.tokens, strict=True)) if a != b]
       print(
         f'{family} | {coupling} | {target} | {name} | {accepted:.3f} accepted | {calls:.2f} tokens a call | '
         f'{len(others)} of {len(prompts)} differ',
         flush=True,
       )
-      for i in others[:2] if coupling == 'gumbel' else ():
-        at = next((k for k, (a, b) in enumerate(zip(lockstep[i], out.tokens[i])) if a != b), -1)
-        print(f'  text {i}, token {at}: {lockstep[i][at]} and {out.tokens[i][at]}', flush=True)
+      if args.ties and out is not lockstep:
+        show_ties(lockstep, out, others)
 
 
 def main():
@@ -85,17 +111,23 @@ def main():
   parser.add_argument('--sentences', type=int, default=1000)
   parser.add_argument('--problems', type=int, default=500)
   parser.add_argument('--dtype', default='float32')
+  parser.add_argument('--families', nargs='+', default=['t5_multi30k', 'llama_sums'])
+  parser.add_argument('--targets', nargs='+', default=[*TARGETS])
+  parser.add_argument('--couplings', nargs='+', default=['gumbel', 'maximal'])
+  parser.add_argument('--batch_size', type=int, default=16)
+  parser.add_argument('--ties', type=int, default=0)
   args = parser.parse_args()
   problems = lines(f'{args.shared}/data/sums/test_first600.jsonl.gz', args.problems)
   families = {
     't5_multi30k': (('small', 'large'), lines(f'{args.shared}/data/multi30k/val.en.gz', args.sentences), 48),
     'llama_sums': (('draft', 'target'), [f'Question: {json.loads(x)["question"]}\nAnswer:' for x in problems], 80),
   }
-  for family, (names, prompts, new_tokens) in families.items():
+  for family in args.families:
+    names, prompts, new_tokens = families[family]
     models = [load(f'{args.shared}/checkpoints/{family}/{name}', dtype=args.dtype) for name in names]
     print(f'{family}: {len(prompts)} prompts of {np.mean([len(x) for x in prompts]):.0f} characters', flush=True)
-    for coupling in ('gumbel', 'maximal'):
-      measure(family, models, prompts, new_tokens, coupling)
+    for coupling in args.couplings:
+      measure(family, models, prompts, new_tokens, coupling, args)
 
 
 if __name__ == '__main__':

@@ -2,9 +2,11 @@
 
   python experiments/learned_deferral/train_rules.py SHARED multi30k runs/routers_multi30k
   python experiments/learned_deferral/train_rules.py SHARED sums runs/routers_sums
+  python experiments/learned_deferral/train_rules.py SHARED sums runs/routers_sums mixture
 
-SHARED is the folder of data and checkpoints. OUT/NAME.json has the head of each of `JOBS`; one that is there is not
-trained again. OUT/held_out.json has the comparison. Most of the time is for `swap`, which decodes.
+SHARED is the folder of data and checkpoints. OUT/NAME.json has the head of each of `JOBS`, or of those named; one that
+is there is not trained again. OUT/held_out.json has the comparison of all. Most of the time is for `swap`, which
+decodes.
 
 Axis letters: N tokens, F features.
 """
@@ -197,15 +199,17 @@ def compare(models: Sequence[Model], task: Any, out: Path, names: Sequence[str] 
 
 def main():
   """Train what is missing, and compare."""
-  shared, name, out = sys.argv[1:]
+  shared, name, out, *named = sys.argv[1:]
   models, task, unseen = pairs.PAIRS[name](Path(shared))
   tokens = {False: functools.cache(lambda: reading.read(models, reading.references(models, task)))}
   tokens[True] = functools.cache(lambda: reading.labelled(models, task))
-  for job, (loss, _) in JOBS.items():
+  for job in named or JOBS:
+    loss, _ = JOBS[job]
     file = Path(out) / f'{job}.json'
     if not file.exists():
       train(job, tokens[loss == 'swap'](), file)
-  compare(models, unseen, Path(out))
+  if not named:
+    compare(models, unseen, Path(out))
 
 
 if __name__ == '__main__':

@@ -1,11 +1,13 @@
 """Measure lossy verification: acceptance, tokens a round, overshoot, quality with an interval, and a bound on the loss.
 
-python experiments/lossy/measure.py SHARED PAIR TEMPERATURE OUT.csv [COUNT]
+python experiments/lossy/measure.py SHARED PAIR TEMPERATURE OUT.csv [--count 200] [--head FILE]
 
-SHARED is the folder of data and checkpoints, PAIR is sums or multi30k. Settings that OUT.csv has are not measured
+SHARED is the folder of data and checkpoints, PAIR is sums or multi30k, FILE the head of a learned mixture, which
+`experiments/learned_deferral/train_rules.py SHARED PAIR OUT mixture` trains. Settings that OUT.csv has are not measured
 again. One program serves all rules: which of them is asked is a number, like its α.
 """
 
+import argparse
 import csv
 import functools
 from pathlib import Path
@@ -57,6 +59,9 @@ SETTINGS = {  # of each rule the α, the safest first; lossy at 0 is exact, fuzz
 }
 AS_EXACT = ('mentored', 'typical', 'medusa', 'thresholds', 'token_v3_tested')  # at temperature 0, or as another rule is
 FLY = (1.2, 0.6, 0.2)  # the least entropy, with W = 2
+LEARNED = (0.0, 1.0)  # how much less the verifier weighs than the head says, in log-odds
+PHASED = {'mixed': 0.6, 'mentored': 0.3, 'lossy': 0.8}  # while it thinks; exact in the answer
+MARKERS = {'sums': ('Answer:', '####')}
 
 
 @rules.rule(normalized=True)
@@ -107,7 +112,7 @@ def measure(method, models, task, temperature: float, pair: str) -> tuple[dict, 
   return row, scored.statistics(task.examples, out.texts)[:, 0]
 
 
-def methods_of(temperature: float):
+def methods_of(temperature: float, pair: str, models, head: str | None):
   """Yield the rule, its number and the method of each setting; the first is exact."""
   for depth in range(3):
     for name, values in SETTINGS.items():
@@ -116,27 +121,54 @@ def methods_of(temperature: float):
         yield name, values[depth], methods.speculative(functools.partial(numbered, **numbers), block=BLOCK)
   for limit in FLY:
     yield 'FLy', limit, methods.speculative(block=BLOCK, accept=acceptance.FLy(limit, window=2))
+  for alpha in LEARNED if head else ():
+    yield 'learned_mixture', alpha, methods.speculative(functools.partial(learned(head), alpha=alpha), block=BLOCK)
+  for name, alpha in PHASED.items() if pair in MARKERS else ():
+    if not (temperature == 0 and (name in AS_EXACT or name == 'lossy')):
+      begin, end = (inside_of_text(models[-1], text) for text in MARKERS[pair])
+      phased = functools.partial(rules.phased, inside=functools.partial(RULES[name], alpha=alpha), begin=begin, end=end)
+      yield f'phased {name}', alpha, methods.speculative(phased, block=BLOCK)
+
+
+def inside_of_text(model, text: str) -> tuple[int, ...]:
+  """Return the tokens of a text behind another."""
+  first, both = (model.tokenizer.encode(x) for x in ('\n', f'\n{text}'))
+  return tuple(both[len(first) :])
+
+
+def learned(head: str):
+  """Return the rule of a trained head."""
+  sys.path.append(str(Path(__file__).parents[1] / 'learned_deferral'))
+  from learned import load
+
+  return load(head)
 
 
 def main():
   """Measure what is missing, a line each."""
-  shared, pair, temperature, out, *count = sys.argv[1:]
-  models, task = pair_of(Path(shared), pair, int(count[0]) if count else 200)
-  file = Path(out)
-  done = list(csv.DictReader(file.open())) if file.exists() else []
-  scores = file.with_suffix(f'.{pair}.{temperature}.exact.npy')
-  for name, value, method in methods_of(float(temperature)):
-    key = dict(pair=pair, temperature=temperature, rule=name, value=str(value))
-    if any(key.items() <= row.items() for row in done):
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  for name, kind in dict(shared=Path, pair=str, temperature=float, out=Path).items():
+    parser.add_argument(name, type=kind)
+  parser.add_argument('--count', type=int, default=200)
+  parser.add_argument('--head')
+  args = parser.parse_args()
+  models, task = pair_of(args.shared, args.pair, args.count)
+  done = list(csv.DictReader(args.out.open())) if args.out.exists() else []
+  scores = args.out.with_suffix(f'.{args.pair}.{args.temperature}.exact.npy')
+  for name, value, method in methods_of(args.temperature, args.pair, models, args.head):
+    key = dict(pair=args.pair, temperature=str(args.temperature), rule=name, value=str(value))
+    if scores.exists() and any(key.items() <= row.items() for row in done):
       continue
-    row, texts = measure(method, models, task, float(temperature), pair)
+    row, texts = measure(method, models, task, args.temperature, args.pair)
     if not scores.exists():
       np.save(scores, texts)
+      if any(key.items() <= row.items() for row in done):
+        continue
     losses = np.load(scores) - texts
     row |= dict(loss=100 * losses.mean(), bound=calibration.bound(losses, 0.05), examples=len(task.examples))
     row = key | {name: f'{number:.5g}' for name, number in row.items()}
-    new = not file.exists()
-    with file.open('a', newline='') as opened:
+    new = not args.out.exists()
+    with args.out.open('a', newline='') as opened:
       writer = csv.DictWriter(opened, row)
       if new:
         writer.writeheader()
