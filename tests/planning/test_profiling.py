@@ -229,6 +229,7 @@ def test_a_plan_of_three_models_tries_speculative_verification_too(tmp_path, cap
     '--blocks=1,2',
     '--batches=2',
     '--predictor=drawn_q',
+    '--budget=0',
   ]
   assert plan.main([*asked, '--temperature=0.7', '--trials=1', f'--out={tmp_path / "p.json"}']) == 0
   printed = capsys.readouterr().out
