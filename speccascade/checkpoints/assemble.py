@@ -26,47 +26,63 @@ from speccascade.types import Array, Network, Params
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """A parameter, or the row of one layer in a stacked parameter, and where it is stored."""
+  """A parameter, or the row of a layer, an expert or both in a stacked parameter, and where it is stored."""
 
   path: tuple[str, ...]
-  shape: Shape
-  row: int | None  # None: not stacked
+  shape: Shape  # of the row, where it is one
+  row: tuple[int, ...]  # its numbers on the first axes of a stacked parameter; (): not stacked
   source: str  # name of the stored tensor
   transpose: bool = False
   offset: int = 0  # along the parameter's last axis, where several lie in one tensor
   layer: int | None = None  # on axis 0 of the stored tensor, where it stacks layers
+  heads: tuple[int, int] | None = None  # where those of one tensor lie in it head by head: own width, that of all
 
   def stored_box(self, box: Box | None = None) -> Box:
-    """Return where the parameter, or a box of it, lies in the stored tensor."""
-    box = full_box(self.shape) if box is None else box
-    if self.offset:
-      box = (*box[:-1], slice(box[-1].start + self.offset, box[-1].stop + self.offset))
-    box = box[::-1] if self.transpose else box
+    """Return where the parameter, or a box of it, lies in the stored tensor, between others' heads where it does."""
+    *box, last = full_box(self.shape) if box is None else box
+    if self.heads:
+      own, every = self.heads
+      last = slice(last.start // own * every, -(-last.stop // own) * every)
+    else:
+      last = slice(last.start + self.offset, last.stop + self.offset)
+    box = (last, *box[::-1]) if self.transpose else (*box, last)
     return box if self.layer is None else (slice(self.layer, self.layer + 1), *box)
 
   def take(self, stored: Array, origin: Box, box: Box | None = None) -> Array:
     """Return the parameter, or a box of it, as stored; `stored` is the box `origin` of the tensor."""
     inside = zip(self.stored_box(box), origin, strict=True)
     part = stored[tuple(slice(s.start - o.start, s.stop - o.start) for s, o in inside)]
-    return part if self.layer is None else part[0]
+    part = part if self.layer is None else part[0]
+    return part if self.heads is None else self._of_heads(part, full_box(self.shape) if box is None else box)
+
+  def _of_heads(self, part: Array, box: Box) -> Array:
+    """Return a box of what is stored between others' heads."""
+    own, every = self.heads
+    last = slice(box[-1].start % own, box[-1].start % own + box[-1].stop - box[-1].start)
+    part = part.T if self.transpose else part
+    part = part.reshape(*part.shape[:-1], -1, every)[..., self.offset : self.offset + own]
+    part = part.reshape(*part.shape[:-2], -1)[..., last]
+    return part.T if self.transpose else part
 
 
-def plan(network: Network, locate: Callable[[tuple[str, ...], Shape], Mapping[str, Any]]) -> list[Entry]:
+def plan(network: Network, locate: Callable[[tuple[str, ...], Shape], Mapping[str, Any] | list]) -> list[Entry]:
   """Return the entries of a network.
 
   Args:
     network: The network. Where it scans its layers, each layer's row in a stacked parameter has an entry.
     locate: Function from the path of a parameter in the tree of unstacked layers, and its shape, to the fields of its
-      `Entry` that say where it is stored.
+      `Entry` that say where it is stored, or to a list of those of each row.
   """
   entries = []
   for path, x in flatten_dict(network.param_shapes()).items():
-    if not network.scan or 'layers' not in path:
-      entries.append(Entry(path, x.shape, None, **locate(path, x.shape)))
-      continue
-    for row in range(x.shape[0]):
-      layer_path = tuple(f'layers_{row}' if name == 'layers' else name for name in path)
-      entries.append(Entry(path, x.shape[1:], row, **locate(layer_path, x.shape[1:])))
+    stacked = network.scan and 'layers' in path
+    for row in [(i,) for i in range(x.shape[0])] if stacked else [()]:
+      shape = x.shape[len(row) :]
+      found = locate(tuple(f'layers_{row[0]}' if name == 'layers' else name for name in path), shape)
+      if isinstance(found, list):
+        entries += [Entry(path, shape[1:], (*row, i), **fields) for i, fields in enumerate(found)]
+      else:
+        entries.append(Entry(path, shape, row, **found))
   return entries
 
 
@@ -146,7 +162,7 @@ def read(
     by_source.setdefault(entry.source, []).append(entry)
   for source, group in by_source.items():
     for entry, value in _read_source(stored[source], group, shardings, dtype):
-      if entry.row is not None:
+      if entry.row:
         stacked = shardings.get(entry.path)
         stack = leaves.get(entry.path)
         stack = jnp.zeros(shapes[entry.path].shape, value.dtype, device=stacked) if stack is None else stack
@@ -198,16 +214,17 @@ def _value(entry: Entry, tensor: Tensor, take: Callable[..., np.ndarray], shardi
 
 
 @functools.partial(jax.jit, donate_argnums=0, static_argnums=3)
-def _set_row(stack: jax.Array, row: jax.Array, number: int, sharding: NamedSharding | None) -> jax.Array:
-  stack = lax.dynamic_update_index_in_dim(stack, row, number, axis=0)
+def _set_row(stack: jax.Array, row: jax.Array, at: tuple[int, ...], sharding: NamedSharding | None) -> jax.Array:
+  start = (*at, *[0] * row.ndim)
+  stack = lax.dynamic_update_slice(stack, row.reshape(*[1] * len(at), *row.shape), start)
   return stack if sharding is None else lax.with_sharding_constraint(stack, sharding)
 
 
 def _row_sharding(entry: Entry, sharding: NamedSharding | None) -> NamedSharding | None:
-  """Return the sharding of an entry's own array, that of one layer where it is a row."""
-  if sharding is None or entry.row is None:
+  """Return the sharding of an entry's own array, that of one row where it is one."""
+  if sharding is None or not entry.row:
     return sharding
-  return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+  return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[len(entry.row) :]))
 
 
 def _local_box(shape: Shape, sharding: NamedSharding | None) -> Box:

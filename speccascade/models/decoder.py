@@ -35,8 +35,8 @@ class Span:
 class DecoderConfig:
   """Sizes and switches of a decoder.
 
-  `norms`: 'pre' normalises what enters each block, 'after' what leaves it (OLMo 2), 'sandwich' both (Gemma 2), 'post'
-  the sum (OPT-350m).
+  `norms`: 'pre' normalises what enters each block, 'shared' does so once for both (StableLM 2 12B), 'after' normalises
+  what leaves it (OLMo 2), 'sandwich' both (Gemma 2), 'post' the sum (OPT-350m).
   """
 
   vocab_size: int
@@ -52,6 +52,7 @@ class DecoderConfig:
   norm_eps: float = 1e-6
   norm_offset: float = 0.0
   norms: str = 'pre'
+  parallel: bool = False  # whether attention and MLP read the same, else the MLP what attention has been added to
   final_norm: bool = True
   qk_norm: bool = False
   joined_qk_norm: bool = False  # over all heads together, else over each
@@ -86,9 +87,10 @@ class Layer(nn.Module):
   def setup(self):
     c = self.config
     norm = functools.partial(blocks.Norm, c.norm_eps, c.norm_offset, c.layer_norm, dtype=self.dtype)
-    if c.norms in ('pre', 'sandwich'):
-      self.pre_attention_layer_norm, self.pre_mlp_layer_norm = norm(), norm()
-    if c.norms != 'pre':
+    if c.norms in ('pre', 'sandwich', 'shared'):
+      self.pre_attention_layer_norm = norm()
+      self.pre_mlp_layer_norm = self.pre_attention_layer_norm if c.norms == 'shared' else norm()
+    if c.norms not in ('pre', 'shared'):
       self.post_attention_layer_norm, self.post_mlp_layer_norm = norm(), norm()
     scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
     self.attention = blocks.Attention(
@@ -119,17 +121,17 @@ class Layer(nn.Module):
     return self._finish(x, self.attention.attend(y, entry, view.mask(x.shape[1]), rope=angles)), entry
 
   def _finish(self, x: Array, y: Array) -> Array:
-    x = self._leave(x, y, 'attention')
-    return self._leave(x, self.mlp(self._enter(x, 'mlp')), 'mlp')
+    after = self._leave(x, y, 'attention')
+    return self._leave(after, self.mlp(self._enter(x if self.config.parallel else after, 'mlp')), 'mlp')
 
   def _enter(self, x: Array, block: str) -> Array:
-    return getattr(self, f'pre_{block}_layer_norm')(x) if self.config.norms in ('pre', 'sandwich') else x
+    return getattr(self, f'pre_{block}_layer_norm')(x) if self.config.norms in ('pre', 'sandwich', 'shared') else x
 
   def _leave(self, x: Array, y: Array, block: str) -> Array:
     c = self.config
     if c.block_scale is not None:
       y = (y.astype(jnp.float32) * c.block_scale).astype(y.dtype)  # which bfloat16 would round
-    if c.norms == 'pre':
+    if c.norms in ('pre', 'shared'):
       return x + y
     norm = getattr(self, f'post_{block}_layer_norm')
     return norm(x + y) if c.norms == 'post' else x + norm(y)

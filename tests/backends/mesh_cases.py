@@ -21,6 +21,7 @@ import reference  # noqa: E402
 
 from speccascade import acceptance, backends, decode, methods, Request, rules, Sampler, stopping
 from speccascade.backends import sharding
+from speccascade.checkpoints.hf import FAMILIES, network_from_config
 from speccascade.models import toy, translation  # noqa: E402
 from speccascade.models.decoder import Decoder, DecoderConfig, Span  # noqa: E402
 from speccascade.models.layerskip import layerskip  # noqa: E402
@@ -75,10 +76,17 @@ METHODS = {  # the method, and which of the models it runs
 }
 
 
+def declared(family: str):
+  """Return a tiny network of a declared family, of sizes that divide."""
+  sizes = {'vocab_size': VOCAB, 'num_attention_heads': 8, 'num_key_value_heads': 4, 'head_dim': 8}
+  sizes |= {'hidden_size': 64, 'num_hidden_layers': 2}
+  return network_from_config({'model_type': family, **FAMILIES[family].tiny, **sizes})
+
+
 @functools.cache
 def models(family: str) -> dict[str, Model]:
   """Return a verifier and models near it."""
-  network = NETWORKS[family]
+  network = NETWORKS[family] if family in NETWORKS else declared(family)
   large = network.init(jax.random.key(0))
   if (
     'final_norm' in large

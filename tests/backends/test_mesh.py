@@ -20,7 +20,7 @@ from speccascade.planning.synthetic import random_params
 from speccascade.types import Model
 
 HERE = pathlib.Path(__file__).parent  # of the scripts that run in processes of their own
-KINDS = ['gpt2', 't5x', 't5x scanned', 'orbax']
+KINDS = ['gpt2', 'gpt_neox', 't5x', 't5x scanned', 'orbax']
 MESHES = ['8x1', '4x2', '2x4', '1x8']
 DRAFTED = [
   'speculative',
@@ -106,6 +106,12 @@ def test_made_drafters_and_scanned_layers_are_the_same_on_a_mesh():
 
 
 @pytest.mark.full
+@pytest.mark.parametrize('family', ['gpt_neox', 'stablelm'])
+def test_a_family_is_the_same_on_a_mesh(family):
+  check([f'{family}:speculative:{t}:{shape}:queue' for t, shape in ((0, '2x4'), (1, '1x8'))])
+
+
+@pytest.mark.full
 def test_a_kernel_for_the_heads_of_each_chip_is_the_kernel_for_all():
   check(['t5 on tpus:opt:0:2x4:queue', 'decoder on tpus:opt:1:4x2:batch'])
 
@@ -119,20 +125,22 @@ T5 = {'model_type': 't5', 'feed_forward_proj': 'gated-gelu', 'tie_word_embedding
 SMALL = {'vocab_size': 64, 'd_model': 16, 'd_kv': 4, 'd_ff': 24, 'num_layers': 2, 'num_heads': 8} | T5
 LARGE = {'vocab_size': 8192, 'd_model': 2048, 'd_kv': 128, 'd_ff': 8192, 'num_layers': 6, 'num_heads': 16} | T5
 GPT2 = {'model_type': 'gpt2', 'vocab_size': 64, 'n_embd': 16, 'n_layer': 2, 'n_head': 8, 'n_positions': 32}
+EIGHT = {'vocab_size': 64, 'hidden_size': 16, 'intermediate_size': 24, 'num_hidden_layers': 2, 'num_attention_heads': 8}
+DECODERS = {'gpt2': GPT2, 'gpt_neox': EIGHT | {'model_type': 'gpt_neox', 'rotary_pct': 1.0}}
 
 
 def written(folder: pathlib.Path, kind: str, config=SMALL) -> str:
   """Write a model with random weights in one of the formats."""
-  network = hf.network_from_config(GPT2 if kind == 'gpt2' else config)
+  config = DECODERS.get(kind, config)
+  network = hf.network_from_config(config)
   model = Model(random_params(network), network)
   if kind == 'orbax':
     return str(orbax.save(folder / kind, model))
   if kind.startswith('t5x'):
     (folder / 'config.gin').write_text("network.T5Config.mlp_activations = ('gelu', 'linear')\n")
     return str(t5x.write(folder / 'checkpoint_1', model, scan=kind == 't5x scanned'))
-  tensors = hf.export(network, 'gpt2' if kind == 'gpt2' else 't5', jax.device_get(model.params))
-  save_file(tensors, folder / 'model.safetensors')
-  (folder / 'config.json').write_text(json.dumps(GPT2 if kind == 'gpt2' else config))
+  save_file(hf.export(network, config['model_type'], jax.device_get(model.params)), folder / 'model.safetensors')
+  (folder / 'config.json').write_text(json.dumps(config))
   return str(folder)
 
 

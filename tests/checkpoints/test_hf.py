@@ -32,9 +32,10 @@ GEMMA3 = LLAMA | {'model_type': 'gemma3_text', 'head_dim': 4, 'tie_word_embeddin
 MISTRAL = LLAMA | {'model_type': 'mistral'}
 PHI3 = LLAMA | {'model_type': 'phi3'}
 STABLELM = LLAMA | {'model_type': 'stablelm'}
+NEOX = LLAMA | {'model_type': 'gpt_neox', 'rotary_pct': 0.5}
 T5 = tiny.T5_V1_1 | {'num_layers': 2}
 _error = functools.partial(error_of, hf.read)
-CONFIGS = {'llama': LLAMA, 'gpt2': GPT2, 'opt': OPT, 'gemma3': GEMMA3, 't5': T5}
+CONFIGS = {'llama': LLAMA, 'gpt2': GPT2, 'opt': OPT, 'gemma3': GEMMA3, 'gpt_neox': NEOX, 't5': T5}
 
 
 def _model(config):
@@ -268,6 +269,7 @@ def test_start_id_and_positions_follow_the_family():
     'gpt2': None,
     'opt': None,
     'gemma3': 131072,
+    'gpt_neox': 2048,
   }
   yarn = {'rope_type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 2048}
   assert hf.network_from_config(LLAMA | {'rope_scaling': yarn}).context == 4 * 2048
@@ -386,7 +388,10 @@ def test_a_folder_that_is_none_is_told_from_a_broken_one(tmp_path):
     (PHI3 | {'rope_scaling': {'type': 'longrope', 'short_factor': [1.0], 'long_factor': [2.0]}}, "'longrope'"),
     (PHI3 | {'rope_scaling': {'type': 'yarn', 'factor': 2.0}}, "'yarn'"),
     (PHI3 | {'partial_rotary_factor': 0.5}, 'partial_rotary_factor'),
-    (STABLELM | {'use_parallel_residual': True}, "'use_parallel_residual' is True"),
+    (STABLELM | {'qk_layernorm': True}, "'qk_layernorm' is True"),
+    (NEOX | {'rotary_pct': 0.3}, having("'head_dim' is 4", '0.3 is turned')),
+    (NEOX | {'rotary_pct': 'half'}, having("'rotary_pct' is 'half'")),
+    (NEOX | {'use_parallel_residual': 1}, having("'use_parallel_residual' is 1")),
     (STABLELM | {'partial_rotary_factor': 0.25}, having("'head_dim' is 4", "'partial_rotary_factor' 0.25")),
     (STABLELM | {'partial_rotary_factor': 1.5}, having("'head_dim' is 4", "'partial_rotary_factor' 1.5")),
     (LLAMA | {'model_type': 'smollm3', 'no_rope_layers': [1, 2]}, having("'no_rope_layers'", 'has 2', '0 or 1')),

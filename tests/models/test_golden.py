@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiers import quick
 
+from speccascade import decode, methods, Sampler
 from speccascade.checkpoints.hf import FAMILIES, network_from_config
-from speccascade.types import Prompt
+from speccascade.types import Model, Prompt
 
 GOLDEN = Path(__file__).parent / 'golden' / 'golden.json'
 CASES = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
@@ -50,3 +52,16 @@ def test_logits_are_the_reference_s(name):
 
 def test_every_family_has_golden_numbers():
   assert {case['config']['model_type'] for case in CASES.values()} >= {n for n, f in FAMILIES.items() if f.tiny}
+
+
+@pytest.mark.parametrize('name', quick([n for n, f in FAMILIES.items() if f.tiny], ['gpt_neox']))
+def test_drafts_of_a_family_leave_its_greedy_texts_as_they_are(name):
+  network = network_from_config({'model_type': name, **FAMILIES[name].tiny})
+  large = Model(weights(network, 0), network, name='large')
+  noise = weights(network, 1)
+  small = large.replace(params=jax.tree.map(lambda x, y: x + 0.1 * y, large.params, noise), name='small')
+  prompts = np.random.default_rng(0).integers(3, network.vocab_size, (3, 5)).tolist()
+  settings = dict(max_new_tokens=12, sampler=Sampler(0.0))
+  plain = decode(methods.autoregressive(), [large], prompts, **settings)
+  drafted = decode(methods.speculative(block=3), [small, large], prompts, **settings)
+  assert drafted.tokens == plain.tokens and drafted.stats.accepted.sum() > 0

@@ -91,6 +91,18 @@ _MULTIPLIERS = {
   'logits_divisor': 'logits_scaling',
 }
 
+_GPT_NEOX = {
+  'token_embedder': 'gpt_neox.embed_in',
+  'final_norm': 'gpt_neox.final_layer_norm',
+  'logits_dense': 'embed_out',
+  'layers.pre_attention_layer_norm': 'gpt_neox.layers.{}.input_layernorm',
+  'layers.pre_mlp_layer_norm': 'gpt_neox.layers.{}.post_attention_layernorm',
+  **{f'layers.attention.{name}': 'gpt_neox.layers.{}.attention.query_key_value' for name in ('query', 'key', 'value')},
+  'layers.attention.out': 'gpt_neox.layers.{}.attention.dense',
+  'layers.mlp.wi': 'gpt_neox.layers.{}.mlp.dense_h_to_4h',
+  'layers.mlp.wo': 'gpt_neox.layers.{}.mlp.dense_4h_to_h',
+}
+
 family(
   'llama',
   network=decoder,
@@ -362,13 +374,29 @@ family(
   like='llama',
   hf='StableLmForCausalLM',
   models='StableLM 3B, StableLM 2 1.6B',
-  about='LayerNorm, a rope of a part of each head, biases of q, k, v; not parallel blocks, nor norms of q and k',
-  defaults=dict(layer_norm_eps=1e-5, partial_rotary_factor=0.25, use_qkv_bias=False)
+  about='LayerNorm, a rope of a part of each head, biases of q, k, v, parallel blocks; not norms of q and k',
+  defaults=dict(layer_norm_eps=1e-5, partial_rotary_factor=0.25, use_qkv_bias=False, use_parallel_residual=False)
   | dict(max_position_embeddings=4096, eos_token_id=0),
-  keys={'norm_eps': 'layer_norm_eps', 'qkv_bias': 'use_qkv_bias'},
+  keys={'norm_eps': 'layer_norm_eps', 'qkv_bias': 'use_qkv_bias', 'parallel': 'use_parallel_residual'}
+  | {'norms': lambda c: 'shared' if c['use_parallel_residual'] else 'pre'},
   switches={'layer_norm': True, 'out_bias': False, 'mlp_bias': False},
-  only={'use_parallel_residual': False, 'qk_layernorm': False},
+  only={'qk_layernorm': False},
   tiny={'head_dim': 12, 'partial_rotary_factor': 0.5, 'use_qkv_bias': True},
+)
+family(
+  'gpt_neox',
+  like='stablelm',
+  hf='GPTNeoXForCausalLM',
+  models='Pythia, GPT-NeoX 20B',
+  about='LayerNorm, biases, parallel blocks, a rope of a part of each head, projections fused head by head',
+  defaults=dict(hidden_act='gelu', use_parallel_residual=True, attention_bias=True, rotary_pct=0.25)
+  | dict(rotary_emb_base=10000.0, max_position_embeddings=2048, eos_token_id=2),
+  keys=dict(kv_heads='num_attention_heads', qkv_bias='attention_bias', out_bias='attention_bias')
+  | {'head_dim': lambda c: c.share('hidden_size', 'num_attention_heads')},
+  switches={'norms': 'pre', 'gated': False, 'mlp_bias': True},
+  by_head=True,
+  names=_GPT_NEOX,
+  tiny={'rotary_pct': 0.5},
 )
 
 # ---- learned positions ----

@@ -74,8 +74,10 @@ class Family:
     switches: Fields that are the same for all models of the family.
     defaults: Keys that config.json may leave out, with the values that they have then.
     only: Keys of which one value is supported.
-    names: Prefix of the tensors of each module, with `layers` for every `layers_N` and `{}` for N. Modules of the same
-      prefix lie in one tensor, one after the other in this order.
+    names: Prefix of the tensors of each module, with `layers` for every `layers_N` and `{}` for N; a second `{}` is the
+      number of a row, where each has a tensor of its own, as of an expert. Modules of the same prefix lie in one
+      tensor, one after the other in this order.
+    by_head: Whether modules of the same prefix lie in it one after the other for each head.
     prefixes: `(old, new)`, how older or enclosing classes begin names, and how these begin here; `''` is any name that
       does not begin with `new`, nor with the head's.
     transposed: Whether kernels are stored as (out, in).
@@ -94,6 +96,7 @@ class Family:
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   only: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  by_head: bool = False
   prefixes: tuple[tuple[str, str], ...] = ()
   transposed: bool = True
   hf: str | None = None
@@ -189,7 +192,7 @@ def _check_parts(config: type, network: Callable | None = None, names: Any = (),
     except TypeError as error:
       raise ValueError(f'{network!r} ({error}) is no function of (config, *, eos_ids, dtype, scan).') from None
   for module, prefix in dict(names).items():
-    if not isinstance(prefix, str) or prefix.replace('{}', '', 'layers' in module.split('.')).count('{'):
+    if not isinstance(prefix, str) or prefix.replace('{}', '', 2 * ('layers' in module.split('.'))).count('{'):
       raise ValueError(f"names['{module}']={prefix!r} is no prefix of tensors, with {{}} for the number of a layer.")
   fields = {field.name for field in dataclasses.fields(config)}
   for name, key in dict(keys).items():

@@ -16,7 +16,7 @@ from speccascade.types import Network
 _HEAD = 'logits_dense'
 _KNOWN = ('model.', 'transformer.', 'lm_head.')
 _IGNORED = re.compile(
-  r'rotary_emb\.inv_freq$|^transformer\.h\.\d+\.attn\.(masked_)?bias$'
+  r'rotary_emb\.inv_freq$|^(transformer\.h\.\d+\.attn|gpt_neox\.layers\.\d+\.attention)\.(masked_)?bias$'
   r'|EncDecAttention\.relative_attention_bias\.weight$|(^|\.)(vision_tower|multi_modal_projector)\.'
 )
 
@@ -31,15 +31,28 @@ def entries(family: Family, network: Network) -> list[assemble.Entry]:
     key = entry.path, entry.row
     offsets[key] = ends.get(entry.source, 0)
     ends[entry.source] = offsets[key] + entry.shape[-1]
-  return [dataclasses.replace(entry, offset=offsets[entry.path, entry.row]) for entry in found]
+  heads = network.head_counts[0] if family.by_head else 1
+
+  def placed(entry: assemble.Entry) -> assemble.Entry:
+    offset, own, every = offsets[entry.path, entry.row], entry.shape[-1], ends[entry.source]
+    if heads == 1 or own == every:
+      return dataclasses.replace(entry, offset=offset)
+    return dataclasses.replace(entry, offset=offset // heads, heads=(own // heads, every // heads))
+
+  return [placed(entry) for entry in found]
+
+
+def head(family: Family) -> str:
+  """Return the name of the tensor of a family's head, where it is not tied."""
+  return next((prefix for module, prefix in family.names.items() if module.endswith(_HEAD)), 'lm_head') + '.weight'
 
 
 def _module(path: tuple[str, ...]) -> str:
   return '.'.join(assemble.stacked_path(path)[0][:-1])
 
 
-def _source(family: Family, path: tuple[str, ...], _: tuple[int, ...]) -> dict[str, Any]:
-  """Return where a parameter of the unstacked tree is stored, as fields of its `assemble.Entry`."""
+def _source(family: Family, path: tuple[str, ...], shape: tuple[int, ...]) -> dict[str, Any] | list[dict[str, Any]]:
+  """Return where a parameter of the unstacked tree, or each of its rows, is stored, as fields of `assemble.Entry`."""
   module, leaf = _module(path), path[-1]
   if module not in family.names:
     raise ValueError(
@@ -47,10 +60,13 @@ def _source(family: Family, path: tuple[str, ...], _: tuple[int, ...]) -> dict[s
     )
   _, number = assemble.stacked_path(path)
   kernel = leaf == 'kernel' and (family.transposed or module == _HEAD)
-  return {
-    'source': family.names[module].format(number) + ('.bias' if leaf == 'bias' else '.weight'),
-    'transpose': kernel or leaf == 'rel_embedding',
-  }
+  prefix = family.names[module]
+
+  def fields(row: int | None) -> dict[str, Any]:
+    source = prefix.format(number, row) + ('.bias' if leaf == 'bias' else '.weight')
+    return {'source': source, 'transpose': kernel or leaf == 'rel_embedding'}
+
+  return [fields(row) for row in range(shape[0])] if prefix.count('{}') == 2 else fields(None)
 
 
 def canonical(family: Family, name: str) -> str:

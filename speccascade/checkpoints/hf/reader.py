@@ -15,7 +15,6 @@ from speccascade.checkpoints.stored import Tensor
 from speccascade.models.t5 import T5
 from speccascade.types import Network, Params
 
-HEAD = 'lm_head.weight'
 TORCH = 'pytorch_model*.bin'
 _READERS = {  # by the name of a single file; the first that is there is read
   'model.safetensors': stored.of_safetensors,
@@ -52,11 +51,11 @@ def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules
   entries = names.entries(family, network)
   embeddings = (entry.source for entry in entries if entry.path == ('token_embedder', 'embedding'))
   embedding = next(embeddings, entries[0].source)
-  tied = _is_tied(network.tied, isinstance(network, T5), tensors, embedding)
+  head = names.head(family)
+  tied = _is_tied(network.tied, isinstance(network, T5), tensors, head, embedding)
   entries = names.entries(family, _with_head(network, tied))
   expected = {entry.source for entry in entries}
-  optional = {HEAD} if HEAD not in expected else set()
-  ignored = {name for name in tensors if name in optional or names.ignored(name)} - expected
+  ignored = {name for name in tensors if name == head or names.ignored(name)} - expected
   tensors = {name: x for name, x in tensors.items() if name not in ignored}
   where = ', '.join(sorted({str(tensor.file) for tensor in tensors.values()})) or folder
   assemble.check(entries, tensors, network, where)
@@ -94,13 +93,13 @@ def generation_config(folder: Path) -> dict | None:
   return read_json(file) if file.exists() else None
 
 
-def _is_tied(by_config: bool, is_t5: bool, tensors: dict[str, Tensor], embedding: str) -> bool:
+def _is_tied(by_config: bool, is_t5: bool, tensors: dict[str, Tensor], name: str, embedding: str) -> bool:
   """Tell whether the head is the embedding: the stored tensors decide before the config does."""
-  if HEAD not in tensors:
+  if name not in tensors:
     return by_config or is_t5
   if not by_config or embedding not in tensors:
     return by_config
-  head = tensors[HEAD]
+  head = tensors[name]
   table = tensors[embedding]
   return head.shape == table.shape and np.array_equal(head.read(), table.read())
 

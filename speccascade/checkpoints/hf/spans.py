@@ -23,6 +23,8 @@ _KEYS = {  # of the fields of a rope
   'magnitude': 'attention_factor',
   'share': 'partial_rotary_factor',
 }
+_THETAS = 'rope_theta', 'rotary_emb_base'  # names of the base and of the turned share of each head
+_SHARES = 'partial_rotary_factor', 'rotary_pct'
 _NUMBERS = {*_KEYS.values(), 'mscale', 'mscale_all_dim'} - {'truncate'}
 _FIELDS = {  # that a kind of rope has beyond `theta` and `share`
   'default': (),
@@ -87,11 +89,11 @@ def _written(config: DecoderConfig) -> dict[str, Any]:
     'use_sliding_window': any(windows),
     'sliding_window': max(windows) or None,
     'max_window_layers': windows.index(max(windows)) if any(windows) else len(windows),
-    'rope_theta': full.theta,
+    **dict.fromkeys(_THETAS, full.theta),
     'rope_local_base_freq': local.theta,
     'rope_scaling': _scaling(full),
     'rope_parameters': {_FULL: _stated(full, 'theta'), _SLIDING: _stated(local, 'theta')},
-    'partial_rotary_factor': full.share,
+    **dict.fromkeys(_SHARES, full.share),
   }
 
 
@@ -108,7 +110,8 @@ def _stated(rope: Rope, *more: str) -> dict[str, Any]:
 def _rope(c: Settings, kind: str, ropes: Sequence[str]) -> Rope:
   """Return the rope of one kind of layer, from the new `rope_parameters` or the old `rope_theta` and `rope_scaling`."""
   local = 'rope_local_base_freq' in c.family.defaults and kind == _SLIDING
-  given = {'rope_theta': c['rope_local_base_freq'] if local else c['rope_theta']}
+  theta, share = (_key(c, keys) for keys in (_THETAS, _SHARES))
+  given = {'rope_theta': c['rope_local_base_freq' if local else theta]}
   for key in ('rope_parameters', 'rope_scaling'):  # where a user has added the old one, it decides, as in transformers
     stated = c.get(key) or {}
     check(stated, key, dict, 'an object')
@@ -122,10 +125,15 @@ def _rope(c: Settings, kind: str, ropes: Sequence[str]) -> Rope:
     if given[key] is not None:
       check_number(key, given[key], 1.0)
   check(given['rope_theta'], 'rope_theta', int | float, 'a number')
-  share = given.get('partial_rotary_factor', c.get('partial_rotary_factor')) or 1.0
-  if share != 1 and 'partial_rotary_factor' not in c.family.defaults:
+  turned = given.get('partial_rotary_factor', c.get(share)) or 1.0
+  if turned != 1 and share not in c.family.defaults:
     raise ValueError('partial_rotary_factor other than 1 is not supported')
-  return Rope(float(given['rope_theta']), name, **_scaled(c, given, name), share=share)
+  return Rope(float(given['rope_theta']), name, **_scaled(c, given, name), share=turned)
+
+
+def _key(c: Settings, keys: Sequence[str]) -> str:
+  """Return the last of some keys that a family has, else the first."""
+  return next((key for key in reversed(keys) if key in c.family.defaults), keys[0])
 
 
 def _scaled(c: Settings, given: dict, name: str) -> dict[str, Any]:

@@ -103,8 +103,11 @@ def export(network: Network, family: str, params: Params) -> dict[str, np.ndarra
   parts = {}
   entries = names.entries(FAMILIES[family], dataclasses.replace(network, scan=False))
   for entry in sorted(entries, key=lambda entry: entry.offset):
-    parts.setdefault((entry.source, entry.transpose), []).append(np.asarray(leaves[entry.path]))
+    x = np.asarray(leaves[entry.path])[entry.row]
+    x = x.reshape(*x.shape[:-1], -1, entry.heads[0] if entry.heads else x.shape[-1])  # by head, where they lie so
+    parts.setdefault((entry.source, entry.transpose), []).append(x)
   joined = {key: np.concatenate(values, axis=-1) for key, values in parts.items()}
+  joined = {key: x.reshape(*x.shape[:-2], -1) for key, x in joined.items()}
   return {name: np.ascontiguousarray(x.T if transpose else x) for (name, transpose), x in joined.items()}
 
 
