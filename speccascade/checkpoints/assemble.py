@@ -178,7 +178,7 @@ def _read_source(
   parts = [(entry, _row_sharding(entry, shardings.get(entry.path))) for entry in entries]
   box = _hull(entry.stored_box(_local_box(entry.shape, own)) for entry, own in parts)
   own_dtype = narrowed(tensor.dtype)  # or raise
-  to = np.dtype(dtype or own_dtype)
+  to = np.dtype(own_dtype if np.issubdtype(own_dtype, np.integer) else dtype or own_dtype)
   data = tensor.read(box)
   for entry, own in parts:
     yield entry, _value(entry, tensor, functools.partial(entry.take, data, box), own, to)

@@ -59,7 +59,9 @@ def full_box(shape: Shape) -> Box:
 
 def in_memory(where: Any, name: str, array: Array) -> Tensor:
   """Return the tensor of what is an array already, traced or not."""
-  return Tensor(where, name, array.shape, array.dtype.name, lambda box=None: array if box is None else array[box])
+  code = array.dtype.name
+  dtypes = _ARRAYS | {'int32': np.int32}
+  return Tensor(where, name, array.shape, code, lambda box=None: array if box is None else array[box], dtypes)
 
 
 # ---- safetensors ----

@@ -15,6 +15,7 @@ from speccascade import sampling
 from speccascade.backends import sharding
 from speccascade.engine import inputs, requests, validate
 from speccascade.engine.method import Strategy
+from speccascade.models import hidden
 from speccascade.types import check_bits, checked_int, Model, Network
 
 _FORKED: list[int] = []  # this process, where it was forked after JAX had started its threads
@@ -151,6 +152,7 @@ def _check_models(method: Strategy, models: Sequence[Model]) -> list[Model]:
         'extend, and those of eos_ids, start_id and max_positions that are others than the base has.'
       )
   validate.check_method(method, len(models))
+  models = hidden.attached(models, method.slots[-1])
   for choice in method.of_batches.values():
     for model in (models[m] for m in choice.answering):
       if model.network.drafts_only:

@@ -1,4 +1,5 @@
 """Networks, and models that are made of other models."""
 
+from speccascade.models.hidden import beside as beside
 from speccascade.models.one_pass import one_pass as one_pass
 from speccascade.models.translation import translated as translated

@@ -162,28 +162,34 @@ class DecoderModule(nn.Module):
     if not c.tied:
       self.logits_dense = blocks.Dense(c.vocab_size, ('embed', 'vocab'), out_dtype=jnp.float32, **on)
 
-  def __call__(self, cache: Cache, tokens: Array, positions: Array, packing=None) -> tuple[Array, Cache]:
-    """Feed tokens [B, L]; return logits [B, L, V] and the cache."""
+  def __call__(self, cache: Cache, tokens: Array, positions: Array, packing=None, kept=()) -> tuple:
+    """Feed tokens [B, L]; return logits [B, L, V] and the cache, and with `kept` the states of `kept_states`, too."""
     visible = self._visible(positions)
 
     def body(layer, carry, at):
       window, angles = blocks.choose(visible, at[1])
-      return layer(*carry, at[0], View(positions, window, packing), angles), None
+      after = layer(*carry, at[0], View(positions, window, packing), angles)
+      return after, after[0] if kept else None
 
-    x = self.embed(tokens, positions, packing)
-    x, cache = blocks.over_layers(self.layers, body, (x, cache), self._kinds)[0]
-    return self.head(x), cache
+    first = self.embed(tokens, positions, packing)
+    (x, cache), states = blocks.over_layers(self.layers, body, (first, cache), self._kinds)
+    x = self.normed(x)
+    return self.scores(x), cache, *([blocks.kept_states(kept, first, states, x)] if kept else [])
 
-  def read(self, tokens: Array) -> Cache:
-    """Return the cache of texts [B, L] from their beginning."""
+  def read(self, tokens: Array, kept=()) -> tuple[Cache, Array | None]:
+    """Return the cache of texts [B, L] from their beginning, and with `kept` the states of `kept_states`."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
     visible = self._visible(positions)
 
     def body(layer, x, at):
       window, angles = blocks.choose(visible, at[1])
-      return layer.read(x, View(positions, window), angles)
+      x, entry = layer.read(x, View(positions, window), angles)
+      return x, (entry, x if kept else None)
 
-    return cache_lib.stack(blocks.over_layers(self.layers, body, self.embed(tokens, positions), self._kinds)[1])
+    first = self.embed(tokens, positions)
+    x, outs = blocks.over_layers(self.layers, body, first, self._kinds)
+    entries, states = outs if self.scan else tuple(zip(*outs))
+    return cache_lib.stack(entries), blocks.kept_states(kept, first, states, self.normed(x)) if kept else None
 
   @property
   def _kinds(self) -> tuple[int, ...]:
@@ -210,10 +216,13 @@ class DecoderModule(nn.Module):
       x = x + self.position_embedder(positions + c.position_offset, packing).astype(x.dtype)
     return x
 
-  def head(self, x: Array) -> Array:
-    """Return float32 logits [B, L, V]."""
+  def normed(self, x: Array) -> Array:
+    """Return what the last layer made [B, L, E] as the head reads it."""
+    return self.final_norm(x) if self.config.final_norm else x
+
+  def scores(self, x: Array) -> Array:
+    """Return the head's float32 logits [B, L, V] of normed states."""
     c = self.config
-    x = self.final_norm(x) if c.final_norm else x
     x = self.output_projection(x) if c.projected_dim else x
     logits = self.token_embedder.attend(x) if c.tied else self.logits_dense(x)
     logits = logits if c.logits_divisor is None else logits / c.logits_divisor
@@ -249,17 +258,34 @@ class Decoder(Base):
 
   def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:
     """Return a cache that has seen the prompt [B, S]; what the padding left in it is invisible later on."""
+    return self.observe_prompt(params, prompt, max_len, ())[0]
+
+  def observe_prompt(self, params: Params, prompt: Prompt, max_len: int, kept: tuple) -> tuple[Cache, Array | None]:
+    """Return that cache, and the states [B, S, …] of `blocks.kept_states`."""
     width = prompt.tokens.shape[1]
 
     def read(w):
-      entries = self.module.apply({'params': params}, prompt.tokens[:, :w], method='read')
-      return cache_lib.resize(self.backend, entries, max_len)
+      entries, states = self.module.apply({'params': params}, prompt.tokens[:, :w], kept, method='read')
+      states = states if states is None else jnp.pad(states, ((0, 0), (0, width - w), (0, 0)))
+      return cache_lib.resize(self.backend, entries, max_len), states
 
     return at_width(prompt.length.max() - 1, width, read)  # the last token is fed by the loop
 
   def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array, packing=None) -> tuple[Array, Cache]:
     """Feed tokens [B, L] at consecutive positions [B, L]; return logits [B, L, V] of the tokens after them."""
     return self.module.apply({'params': params}, cache, tokens, positions, packing)
+
+  def observe(self, params: Params, cache: Cache, tokens: Array, positions: Array, kept: tuple) -> tuple:
+    """Do as `extend` does; return the states of `blocks.kept_states` [B, L, …], too."""
+    return self.module.apply({'params': params}, cache, tokens, positions, None, kept)
+
+  def embedded(self, params: Params, tokens: Array, positions: Array) -> Array:
+    """Return what the first layer reads [B, L, E]."""
+    return self.module.apply({'params': params}, tokens, positions, method='embed')
+
+  def scores(self, params: Params, x: Array) -> Array:
+    """Return the head's logits [B, L, V] of normed states [B, L, E]."""
+    return self.module.apply({'params': params}, x, method='scores')
 
   @property
   def depth(self) -> int:

@@ -4,7 +4,7 @@ Axis letters: B batch, L new tokens, T slots, S source, N layers, E embedding, F
 K key-value heads, G queries for each of them (H = K·G), D head dimension.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
 from typing import Any
 
@@ -295,6 +295,16 @@ def over_layers(layers, body: Callable, carry, kinds: tuple[int, ...]):
     carry, out = body(layer, carry, (i, kinds[i]))
     outs.append(out)
   return carry, tuple(outs)
+
+
+def kept_states(kept: tuple[int, ...], first: Array, after: Sequence[Array] | Array, normed: Array) -> Array:
+  """Return hidden states next to each other [B, L, n·E]: j ≥ 0 is what enters layer j, -1 what the head reads.
+
+  `first` enters the first layer, `after` are what the layers made, in a tuple or stacked, `normed` is what the head
+  reads.
+  """
+  chosen = [normed if j < 0 else first if j == 0 else after[j - 1] for j in kept]
+  return jnp.concatenate(chosen, -1)
 
 
 def stack_layers(params: Params) -> Params:

@@ -156,17 +156,20 @@ class DecoderStack(_Part):
         c.vocab_size, ('embed', 'vocab'), out_dtype=jnp.float32, dtype=self.dtype, backend=self.backend
       )
 
-  def __call__(self, x: Array, cache: Cache, view: View) -> tuple[Array, Cache]:
-    """Return the normalised output [B, L, E] for x [B, L, E], and the cache with its keys and values."""
+  def __call__(self, x: Array, cache: Cache, view: View, kept=()) -> tuple[Array, Cache, Array | None]:
+    """Return the normalised output [B, L, E] for x [B, L, E], the cache, and with `kept` states of `kept_states`."""
     own = cache['target']
     source = cache['source']
     bias = self.relpos_bias(view.positions, cache_lib.slots_of(self.backend, own)) if self.config.shared_bias else None
 
     def body(layer, carry, at):
-      return layer(*carry, at[0], view, bias, source, cache['source_length']), None
+      after = layer(*carry, at[0], view, bias, source, cache['source_length'])
+      return after, after[0] if kept else None
 
-    (x, own), _ = blocks.over_layers(self.layers, body, (x, own), (0,) * self.config.decoder_layers)
-    return self.decoder_norm(x), {**cache, 'target': own}
+    first = x
+    (x, own), states = blocks.over_layers(self.layers, body, (x, own), (0,) * self.config.decoder_layers)
+    x = self.decoder_norm(x)
+    return x, {**cache, 'target': own}, blocks.kept_states(kept, first, states, x) if kept else None
 
   def read_source(self, encoded: Array) -> Cache:
     """Return every layer's keys and values of the source."""
@@ -195,13 +198,21 @@ class T5Module(nn.Module):
     """Return the decoder's keys and values of the source [B, S]."""
     return self.decoder.read_source(self.encoder(self.token_embedder(tokens), length))
 
-  def __call__(self, cache: Cache, tokens: Array, view: View) -> tuple[Array, Cache]:
-    """Feed tokens [B, L]; return logits [B, L, V] and the cache."""
+  def __call__(self, cache: Cache, tokens: Array, view: View, kept=()) -> tuple:
+    """Feed tokens [B, L]; return logits [B, L, V] and the cache, and with `kept` states of `kept_states`, too."""
+    x, cache, states = self.decoder(self.token_embedder(tokens, view.packing), cache, view, kept)
+    return self.scores(x), cache, *([states] if kept else [])
+
+  def embed(self, tokens: Array) -> Array:
+    """Return what the first layer reads [B, L, E]."""
+    return self.token_embedder(tokens)
+
+  def scores(self, x: Array) -> Array:
+    """Return the head's logits [B, L, V] of normed states."""
     c = self.config
-    x, cache = self.decoder(self.token_embedder(tokens, view.packing), cache, view)
     x = x * c.embed_dim**-0.5 if c.scale_outputs else x
     logits = self.token_embedder.attend(x) if c.tied else self.decoder.logits_dense(x)
-    return nn.with_logical_constraint(logits, ('batch', 'length', 'vocab')), cache
+    return nn.with_logical_constraint(logits, ('batch', 'length', 'vocab'))
 
   def visit(self, cache: Cache, tokens: Array) -> None:
     """Use every parameter once."""
@@ -244,6 +255,18 @@ class T5(Base):
   def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array, packing=None) -> tuple[Array, Cache]:
     """Feed tokens [B, L] at consecutive positions [B, L]; return logits [B, L, V] of the tokens after them."""
     return self.module.apply({'params': params}, cache, tokens, View(positions, packing=packing))
+
+  def observe(self, params: Params, cache: Cache, tokens: Array, positions: Array, kept: tuple) -> tuple:
+    """Do as `extend` does; return the states of `blocks.kept_states` [B, L, …], too."""
+    return self.module.apply({'params': params}, cache, tokens, View(positions), kept)
+
+  def embedded(self, params: Params, tokens: Array, positions: Array) -> Array:
+    """Return what the decoder's first layer reads [B, L, E]."""
+    return self.module.apply({'params': params}, tokens, method='embed')
+
+  def scores(self, params: Params, x: Array) -> Array:
+    """Return the head's logits [B, L, V] of normed states [B, L, E]."""
+    return self.module.apply({'params': params}, x, method='scores')
 
   @property
   def depth(self) -> int:

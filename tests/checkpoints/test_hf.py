@@ -365,14 +365,6 @@ def test_a_file_of_torch_that_is_damaged_or_more_than_tensors_is_named(llama, mo
   assert says(_error(folder), f'{file}', 'pip install torch', 'safetensors')
 
 
-def test_heads_of_other_models_are_recognised(llama):
-  folder, _, tensors = llama
-  for config in ({'medusa_num_heads': 5}, LLAMA | {'architectures': ['LlamaForCausalLMEagle3']}):
-    assert says(_error(_save(folder, config, tensors)), f'{folder}', 'hidden states', 'MODEL@4')
-  message = _error(_save(folder, LLAMA, {'fc.weight': np.zeros((8, 16), np.float32)}))
-  assert says(message, f'{folder}', 'EAGLE', 'cannot be loaded')
-
-
 def test_a_folder_that_is_none_is_told_from_a_broken_one(tmp_path):
   assert 'config.json' in _error(tmp_path / 'nowhere', FileNotFoundError)
   (tmp_path / 'config.json').write_text('{"model_type": ')

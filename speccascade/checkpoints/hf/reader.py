@@ -8,9 +8,9 @@ import numpy as np
 
 from speccascade.checkpoints import assemble, stored
 from speccascade.checkpoints.files import AGAIN, GENERATION, GGUF, OTHERS, read_json
-from speccascade.checkpoints.hf import names
+from speccascade.checkpoints.hf import heads, names
 from speccascade.checkpoints.hf.checks import errors_of
-from speccascade.checkpoints.hf.family import FAMILIES, Family, network_from_config, OWN, settings
+from speccascade.checkpoints.hf.family import FAMILIES, network_from_config, OWN, settings
 from speccascade.checkpoints.stored import Tensor
 from speccascade.models.t5 import T5
 from speccascade.types import Network, Params
@@ -19,8 +19,9 @@ TORCH = 'pytorch_model*.bin'
 _READERS = {  # by the name of a single file; the first that is there is read
   'model.safetensors': stored.of_safetensors,
   'pytorch_model.bin': stored.of_torch,
+  'medusa_lm_head.safetensors': stored.of_safetensors,
+  'medusa_lm_head.pt': stored.of_torch,
 }
-_HEADS = ('Medusa', 'Hydra', 'EAGLE')  # drafters that are parts of another model
 
 
 def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules=None) -> tuple[Network, Params]:
@@ -39,15 +40,17 @@ def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules
   """
   folder = Path(path)
   config = read_json(folder / 'config.json')
-  words = ' '.join([*config, str(config.get('architectures')), str(config.get('model_type'))]).lower()
   of_user = config.get('model_type') in [*FAMILIES.keys() - OWN]
-  _refuse_heads(folder, [kind for kind in _HEADS if kind.lower() in words and not of_user])
   with errors_of(folder / 'config.json'):
+    if head := None if of_user else heads.kind(config):
+      return heads.read(folder, config, _stored(folder), head, dtype=dtype, mesh=mesh, rules=rules)
     family = settings(config).family
     eos_ids = (generation_config(folder) or {}).get('eos_token_id')
     network = network_from_config(config, eos_ids=eos_ids, scan=scan)
-  tensors = _tensors(folder, family)
-  _refuse_heads(folder, ['EAGLE'] if 'fc.weight' in tensors and not of_user else [])
+  tensors = _stored(folder)
+  if 'fc.weight' in tensors and not of_user:
+    return heads.read(folder, config, tensors, 'eagle', dtype=dtype, mesh=mesh, rules=rules)
+  tensors = {names.canonical(family, name): tensor for name, tensor in tensors.items()}
   entries = names.entries(family, network)
   embeddings = (entry.source for entry in entries if entry.path == ('token_embedder', 'embedding'))
   embedding = next(embeddings, entries[0].source)
@@ -69,15 +72,6 @@ def _with_head(network: Network, tied: bool) -> Network:
   if network.tied == tied:
     return network
   return dataclasses.replace(network, config=dataclasses.replace(network.config, tied=tied))
-
-
-def _refuse_heads(folder: Path, kinds: list[str]) -> None:
-  """Raise for a folder of one of `kinds`, which are no models of their own."""
-  if kinds:
-    raise ValueError(
-      f"{folder} is a head of {kinds[0]}, which drafts from another model's hidden states and cannot be loaded: draft "
-      'with a small model of the same vocabulary, with models.ngram, or with MODEL@4, the first four layers of MODEL'
-    )
 
 
 def network_of(file: Path, **settings) -> Network:
@@ -119,14 +113,13 @@ def pattern(folder: Path) -> str:
   return TORCH if found and found[1] is stored.of_torch else '*.safetensors'
 
 
-def _tensors(folder: Path, family: Family) -> dict[str, Tensor]:
-  """Return the tensors of a folder under their usual names."""
+def _stored(folder: Path) -> dict[str, Tensor]:
+  """Return the tensors of a folder by the names in its files."""
   found = find(folder)
   if found is None:
     raise FileNotFoundError(_nothing(folder))
   file, of_file = found
-  tensors = _sharded(file, of_file) if file.suffix == '.json' else of_file(file)
-  return {names.canonical(family, name): tensor for name, tensor in tensors.items()}
+  return _sharded(file, of_file) if file.suffix == '.json' else of_file(file)
 
 
 def _nothing(folder: Path) -> str:

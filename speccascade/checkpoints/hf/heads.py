@@ -1,0 +1,158 @@
+"""Published heads: EAGLE-1, EAGLE-3 and Medusa, by what their folders have.
+
+A head has no embedding and often no scores of its own: `models.beside(head, verifier)` puts it beside its verifier.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+from pathlib import Path
+import re
+from typing import Any
+
+import numpy as np
+
+from speccascade.checkpoints import assemble, stored
+from speccascade.checkpoints.files import AGAIN
+from speccascade.checkpoints.hf.family import network_from_config
+from speccascade.checkpoints.stored import Tensor
+from speccascade.models.eagle import Eagle, HeadConfig
+from speccascade.models.hidden import Head
+from speccascade.models.medusa import Medusa, MedusaConfig
+from speccascade.types import Params
+
+_OTHERS = ('hydra', 'dflash', 'dspark', 'peagle')
+_LAYER = {  # our modules, by the names behind the layer's prefix
+  'attention.query': 'self_attn.q_proj',
+  'attention.key': 'self_attn.k_proj',
+  'attention.value': 'self_attn.v_proj',
+  'attention.out': 'self_attn.o_proj',
+  'attention.query_norm': 'self_attn.q_norm',
+  'attention.key_norm': 'self_attn.k_norm',
+  'mlp.wi_0': 'mlp.gate_proj',
+  'mlp.wi_1': 'mlp.up_proj',
+  'mlp.wo': 'mlp.down_proj',
+  'pre_mlp_layer_norm': 'post_attention_layernorm',
+  'token_norm': 'input_layernorm',
+  'feature_norm': 'hidden_norm',
+}
+_AROUND = {
+  'fc': 'fc',
+  'final_norm': 'norm',
+  'logits_dense': 'lm_head',
+  'token_embedder': 'embed_tokens',
+  'states_norm': 'input_norm',
+}
+
+
+def kind(config: Mapping) -> str | None:
+  """Return which head a config.json describes, None for a model, or for EAGLE-1, whose tensors tell.
+
+  Raises:
+    ValueError: It is a head that is not read.
+  """
+  words = ' '.join(str(config.get(key)) for key in ('architectures', 'model_type', 'speculators_model_type')).lower()
+  if other := next((name for name in _OTHERS if name in words), None):
+    raise ValueError(
+      f'config.json: a head of {other}, and EAGLE-1, EAGLE-3 and Medusa are read: draft with one of them'
+    )
+  if 'medusa_num_heads' in config or 'medusa' in words:
+    return 'medusa'
+  if 'eagle3' in words or 'draft_vocab_size' in config:
+    return 'eagle3'
+  return 'eagle' if 'eagle' in words else None
+
+
+def read(folder: Path, config: Mapping, tensors: Mapping[str, Tensor], found: str, **settings) -> tuple[Head, Params]:
+  """Return a head and its parameters.
+
+  Args:
+    folder: The folder.
+    config: Its config.json.
+    tensors: Its tensors, by the names in the files.
+    found: What `kind` says that it is.
+    **settings: `dtype`, `mesh` and `rules`, as `load` takes them.
+
+  Raises:
+    ValueError: A value is not supported, or a tensor is missing, unexpected or of another shape.
+  """
+  tensors = {name.removeprefix('medusa_head.').removeprefix('model.'): x for name, x in tensors.items()}
+  make = _medusa if found == 'medusa' else _eagle
+  head, locate, tensors = make(config, tensors, found)
+  dtype = settings['dtype'] or next(x.dtype.name for x in tensors.values() if x.code[:1] in 'FBfb')
+  head = dataclasses.replace(head, dtype=dtype)
+  entries = assemble.plan(head, lambda path, shape: locate('.'.join(path[:-1]), path[-1]))
+  assemble.check(entries, tensors, head, ', '.join(sorted({str(x.file) for x in tensors.values()})) or folder)
+  return head, assemble.read(head, entries, tensors, **settings)
+
+
+def _eagle(config: Mapping, tensors: dict[str, Tensor], found: str) -> tuple[Eagle, Callable, dict[str, Tensor]]:
+  """Return an EAGLE head, where its parameters are stored, and the tensors that are read."""
+  if 'fc.weight' not in tensors:
+    raise ValueError(f"the head has no tensor 'fc.weight': {AGAIN}")
+  inner = dict(config.get('transformer_layer_config') or config)
+  one = {'num_hidden_layers': 1, 'tie_word_embeddings': False, 'layer_types': None}
+  layer = network_from_config(inner | one | {'model_type': inner.get('model_type', 'llama')}).config
+  prefix = 'midlayer.' if any(name.startswith('midlayer.') for name in tensors) else 'layers.0.'
+  third = found == 'eagle3'
+  drafted = config.get('draft_vocab_size') or layer.vocab_size
+  each = 'fc_norm.0.weight' in tensors
+  head = HeadConfig(
+    found,
+    dataclasses.replace(layer, qkv_bias=f'{prefix}self_attn.q_proj.bias' in tensors, qk_norm=layer.qk_norm),
+    _kept(config, tensors['fc.weight'].shape, layer.embed_dim) if third else (-1,),
+    states=tensors['fc.weight'].shape[1] // (config.get('target_hidden_size') or layer.embed_dim) if third else 1,
+    fc_bias='fc.bias' in tensors,
+    draft_vocab=drafted if third and drafted != layer.vocab_size else 0,
+    own_embedding='embed_tokens.weight' in tensors,
+    target_dim=config.get('target_hidden_size') or 0,
+    norms_residual=bool(config.get('norm_before_residual', False)),
+    norms_output=bool(config.get('norm_output', False)) and 'speculators_model_type' in config,
+    norms_states='each' if each else 'all' if 'input_norm.weight' in tensors else '',
+  )
+  tensors = {name: x for name, x in tensors.items() if name != 't2d'}
+  if (offsets := tensors.pop('d2t', None)) is not None and head.draft_vocab:
+    ids = np.arange(head.draft_vocab, dtype=np.int32) + np.asarray(offsets.read(), np.int32)
+    tensors['d2t'] = stored.in_memory(offsets.file, 'd2t', ids)
+  if not third:
+    tensors.pop('lm_head.weight', None)  # the verifier's
+
+  def locate(module: str, leaf: str) -> dict[str, Any]:
+    if leaf == 'draft_ids':
+      return {'source': 'd2t'}
+    source = prefix + _LAYER[module] if module in _LAYER else _AROUND.get(module)
+    source = source or re.sub(r'states_norms_(\d+)', r'fc_norm.\1', module)
+    return {'source': source + ('.bias' if leaf == 'bias' else '.weight'), 'transpose': leaf == 'kernel'}
+
+  return Eagle(head), locate, tensors
+
+
+def _kept(config: Mapping, shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+  """Return the states that EAGLE-3 reads, () where they follow from the verifier's depth."""
+  ids = config.get('eagle_aux_hidden_state_layer_ids')  # j is what enters layer j
+  if ids is None:  # l is what layer l makes
+    inner = (config.get('eagle_config') or {}).get('eagle_aux_hidden_state_layer_ids')
+    ids = None if inner is None else [layer + 1 for layer in inner]
+  if ids is None:
+    return ()
+  if len(ids) * (config.get('target_hidden_size') or size) != shape[1]:
+    raise ValueError(f'config.json: {len(ids)} layer ids, and fc.weight reads {shape[1]} numbers: correct it')
+  return tuple(ids)
+
+
+def _medusa(config: Mapping, tensors: dict[str, Tensor], _: str) -> tuple[Medusa, Callable, dict[str, Tensor]]:
+  """Return Medusa's heads, where their parameters are stored, and the tensors; the files tell how many there are."""
+  layers = sorted({tuple(map(int, m.groups())) for m in (re.match(r'(\d+)\.(\d+)\.linear', n) for n in tensors) if m})
+  if not layers:
+    raise ValueError(f"the heads of Medusa have no tensor '0.0.linear.weight': {AGAIN}")
+  heads, depth = (1 + max(numbers) for numbers in zip(*layers))
+  scores = tensors.get(f'0.{depth}.weight')
+  dim = tensors['0.0.linear.weight'].shape[0]
+  own = MedusaConfig(dim, 0 if scores is None else scores.shape[0], heads, depth, scores is not None)
+
+  def locate(module: str, leaf: str) -> dict[str, Any]:
+    name, _, number = module.rpartition('_')
+    n = int(number)
+    source = f'{n // depth}.{n % depth}.linear' if name == 'residual' else f'{n}.{depth}'
+    return {'source': f'{source}.{"bias" if leaf == "bias" else "weight"}', 'transpose': leaf == 'kernel'}
+
+  return Medusa(own), locate, tensors

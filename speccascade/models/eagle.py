@@ -1,0 +1,222 @@
+"""Heads of one layer that draft token by token: EAGLE-1 (Li et al. 2024), EAGLE-3 (Li et al. 2025), MTP.
+
+Row p joins the feature of position p - 1 with the token at p. Row 0 has no feature: it is never attended to.
+
+  EAGLE-1  x = fc [e; f], a layer without an input norm; f is what the verifier's head reads, and so is the result
+  EAGLE-3  g = fc [three states]; the layer reads [norm e; norm g] and adds to g; an own norm and an own head, perhaps
+           over a part of the vocabulary
+  MTP      x = fc [norm b; norm e], a layer as the verifier's, an own norm; b is the last state before the final norm
+
+Axis letters: B batch, L new tokens, T slots, E embedding, V vocabulary, D draft vocabulary.
+"""
+
+import dataclasses
+import functools
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from speccascade.backends import Backend, View
+from speccascade.models import cache as cache_lib
+from speccascade.models import layers as blocks
+from speccascade.models import rope as rope_lib
+from speccascade.models.base import Base
+from speccascade.models.decoder import DecoderConfig
+from speccascade.models.hidden import Head, Reading
+from speccascade.types import Array, Cache, Params
+
+UNSEEN = -1e9  # of a slot's score
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadConfig:
+  """Sizes and switches of a head.
+
+  Attributes:
+    kind: 'eagle', 'eagle3' or 'mtp'.
+    layer: Sizes of its layer, whose vocabulary is the verifier's.
+    kept: Which states of the verifier it reads, as `layers.kept_states` has them; () is EAGLE-3's choice by its depth.
+    states: How many they are.
+    fc_bias: Whether what joins features and tokens has a bias.
+    draft_vocab: D, the tokens that it drafts; 0 for all.
+    target_dim: E of the verifier where it is not that of the layer.
+    own_embedding: Whether it has an embedding of its own.
+    norms_residual: Whether EAGLE-3 adds to the normed g.
+    norms_output: Whether EAGLE-3's next row reads the normed result.
+    norms_states: 'each', 'all' or '' for none: which states EAGLE-3 norms before it joins them.
+    token_first: Whether MTP joins the token before the feature.
+  """
+
+  kind: str
+  layer: DecoderConfig
+  kept: tuple[int, ...]
+  states: int = 1
+  target_dim: int = 0
+  fc_bias: bool = False
+  draft_vocab: int = 0
+  own_embedding: bool = False
+  norms_residual: bool = False
+  norms_output: bool = False
+  norms_states: str = ''
+  token_first: bool = False
+
+  tied = False
+
+  @property
+  def vocab_size(self) -> int:
+    """V of the verifier."""
+    return self.layer.vocab_size
+
+
+class EagleModule(nn.Module):
+  """What joins features and tokens, one layer, and what follows it."""
+
+  config: HeadConfig
+  dtype: str
+  backend: Backend
+
+  def setup(self):
+    c, head = self.config.layer, self.config
+    norm = functools.partial(blocks.Norm, c.norm_eps, c.norm_offset, dtype=self.dtype)
+    dense = functools.partial(blocks.Dense, dtype=self.dtype, backend=self.backend)
+    self.fc = dense(c.embed_dim, ('table', 'embed'), head.fc_bias)
+    scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
+    sizes = c.embed_dim, c.heads, c.kv_heads, c.head_dim, scale, c.attention_cap, c.qkv_bias, c.out_bias
+    normed = norm if c.qk_norm else None
+    self.attention = blocks.Attention(*sizes, normed, c.joined_qk_norm, self.dtype, self.backend)
+    self.mlp = blocks.Mlp(c.mlp_dim, c.activation, c.gated, c.mlp_bias, self.dtype, self.backend)
+    self.pre_mlp_layer_norm = norm()
+    if head.kind != 'eagle':
+      self.token_norm, self.feature_norm, self.final_norm = norm(), norm(), norm()
+    if head.kind == 'mtp':
+      self.pre_attention_layer_norm = norm()
+    if head.norms_states == 'all':
+      self.states_norm = norm()
+    elif head.norms_states:
+      self.states_norms = [norm() for _ in range(head.states)]
+    if head.own_embedding:
+      self.token_embedder = blocks.Embed(c.vocab_size, c.embed_dim, dtype=self.dtype, backend=self.backend)
+    if head.kind == 'eagle3':
+      self.logits_dense = dense(head.draft_vocab or c.vocab_size, ('embed', 'vocab'), out_dtype=jnp.float32)
+
+  def features(self, states: Array) -> Array:
+    """Return the features [B, L, E] of the verifier's states [B, L, n·E]."""
+    head = self.config
+    if head.kind != 'eagle3':
+      return states
+    if head.norms_states == 'all':
+      states = self.states_norm(states)
+    elif head.norms_states:
+      parts = jnp.split(states, head.states, -1)
+      states = jnp.concatenate([norm(part) for norm, part in zip(self.states_norms, parts, strict=True)], -1)
+    return self.fc(states)
+
+  def __call__(self, cache: Cache, tokens: Array, embedded: Array, features: Array, positions: Array) -> tuple:
+    """Return what the head reads [B, L, E], the features [B, L, E] of these positions, and the cache."""
+    c, head = self.config.layer, self.config
+    e = self.token_embedder(tokens) if head.own_embedding else embedded
+    e, g = (x.astype(self.dtype) for x in (e, features))
+    if head.kind == 'eagle':
+      x = inside = self.fc(jnp.concatenate([e, g], -1))
+    elif head.kind == 'eagle3':
+      normed = self.feature_norm(g)
+      x = normed if head.norms_residual else g
+      inside = jnp.concatenate([self.token_norm(e), normed], -1)
+    else:
+      parts = [self.feature_norm(g), self.token_norm(e)]
+      x = self.fc(jnp.concatenate(parts[::-1] if head.token_first else parts, -1))
+      inside = self.pre_attention_layer_norm(x)
+    angles = rope_lib.angles(c.spans[0].rope, c.head_dim, positions)
+    slots = cache_lib.slots_of(self.backend, cache)
+    hidden = jnp.where(jnp.arange(slots) == 0, UNSEEN, 0.0).astype(jnp.float32)
+    bias = jnp.broadcast_to(hidden, (1, c.heads, positions.shape[1], slots))
+    y, cache = self.attention.extend(inside, cache, 0, View(positions, c.spans[0].window), bias, angles)
+    x = x + y
+    x = x + self.mlp(self.pre_mlp_layer_norm(x))
+    normed = x if head.kind == 'eagle' else self.final_norm(x)
+    return normed, (normed if head.norms_output else x), cache
+
+  def scores(self, x: Array) -> Array:
+    """Return the logits [B, L, D] of EAGLE-3's own head."""
+    return self.logits_dense(x)
+
+  def visit(self, cache: Cache) -> None:
+    """Use every parameter once."""
+    c = self.config.layer
+    dim = self.config.target_dim or c.embed_dim
+    states = jnp.zeros((1, 1, self.config.states * dim), self.dtype)
+    zeros = jnp.zeros((1, 1), jnp.int32)
+    x, _, _ = self(cache, zeros, jnp.zeros((1, 1, dim), self.dtype), self.features(states), zeros)
+    if self.config.kind == 'eagle3':
+      self.scores(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle(Head):
+  """An EAGLE head or an MTP layer; what a part of the vocabulary means is `draft_ids` [D] of the parameters."""
+
+  config: HeadConfig
+  dtype: str = 'float32'
+
+  scan = False
+
+  @property
+  def kept(self) -> tuple[int, ...]:
+    return self.config.kept
+
+  def fitted(self, verifier: Base) -> 'Eagle':
+    if self.kept:
+      return self
+    depth = verifier.depth
+    return dataclasses.replace(self, config=dataclasses.replace(self.config, kept=(2, depth // 2, depth - 3)))
+
+  @property
+  def size(self) -> int:
+    return self.config.target_dim or self.config.layer.embed_dim
+
+  @property
+  def feature_dim(self) -> int:
+    return self.config.layer.embed_dim
+
+  @property
+  def vocab_size(self) -> int:
+    return self.config.vocab_size
+
+  @property
+  def head_counts(self) -> tuple[int, int]:
+    return self.config.layer.heads, self.config.layer.kv_heads
+
+  @property
+  def module(self) -> EagleModule:
+    return EagleModule(self.config, self.dtype, self.backend)
+
+  def features(self, params: Params, states: Array) -> Array:
+    return self.module.apply({'params': params}, states, method='features')
+
+  def empty(self, params: Params, batch: int, slots: int) -> Cache:
+    c = self.config.layer
+    [cache] = [cache_lib.empty(self.backend, 1, batch, c.kv_heads, slots, c.head_dim, self.dtype, False)]
+    return cache
+
+  def step(self, params: Params, cache: Cache, read: Reading) -> tuple[Array, Array, Cache]:
+    args = cache, read.tokens, read.embedded(), read.features, read.positions
+    x, features, cache = self.module.apply({'params': params}, *args)
+    if self.config.kind != 'eagle3':
+      return read.scores(x), features, cache
+    logits = self.module.apply({'params': params}, x, method='scores')
+    if self.config.draft_vocab:
+      logits = _spread(logits, params['draft_ids'], self.vocab_size)
+    return logits, features, cache
+
+  def _init(self, key: Array) -> Params:
+    params = self.module.init(key, self.empty({}, 1, 1), method='visit')['params']
+    if self.config.draft_vocab:
+      params['draft_ids'] = jnp.arange(self.config.draft_vocab, dtype=jnp.int32)
+    return params
+
+
+def _spread(logits: Array, ids: Array, vocab: int) -> Array:
+  """Return logits [B, L, V] of those [B, L, D] of the tokens `ids` [D], -∞ for all others."""
+  where = jnp.full(vocab, -1, jnp.int32).at[ids].set(jnp.arange(ids.shape[0], dtype=jnp.int32))
+  return jnp.where(where < 0, -jnp.inf, jnp.take(logits, where, axis=-1, mode='clip'))

@@ -1,0 +1,262 @@
+"""Drafters that read the verifier's hidden states: a head beside a verifier, in one cache with it.
+
+A head keeps, of each position that the verifier reads, what it makes of some of its hidden states: its features. It
+joins the feature of position p - 1 with the token at p, and drafts the token at p + 1 from that. While it drafts, the
+verifier's features end; the head goes on with its own, and reads the tokens that are committed again.
+
+The verifier is wrapped too, so that it keeps the features. Both read and write one cache, as an early exit does:
+
+  model     the verifier's keys and values
+  head      the head's
+  features  [B, RING, D] the latest ones, that of position p at p mod RING
+
+Only the last features are ever read, so the ring is all that the text costs. What either network writes beyond what it
+was fed is written again before it is read.
+
+Axis letters: B batch, L new tokens, S prompt, E embedding, D feature, V vocabulary.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from speccascade.backends import Backend
+from speccascade.backends.ops import take
+from speccascade.models.base import Base
+from speccascade.types import Array, Cache, Model, Network, Params, Prompt
+
+RING = 64  # positions whose features are kept
+MOST = RING // 2  # tokens that a model may be fed at once, so that those before them are still kept
+
+
+class Head(Base):
+  """The base of every head: a network without an embedding, whose `extend` is called by `Drafter`.
+
+  Attributes:
+    kept: Which states of the verifier it reads, as `layers.kept_states` has them.
+    size: E of the verifier that it was made for.
+    feature_dim: D.
+  """
+
+  kept: tuple[int, ...]
+  size: int
+  feature_dim: int
+
+  def fitted(self, verifier: Base) -> 'Head':
+    """Return the head with what follows from its verifier."""
+    return self
+
+  def features(self, params: Params, states: Array) -> Array:
+    """Return the features [B, L, D] of the verifier's states [B, L, n·E]."""
+    return states
+
+  def empty(self, params: Params, batch: int, slots: int) -> Cache:
+    """Return a cache that has seen nothing."""
+    return ()
+
+  def step(self, params: Params, cache: Cache, read: 'Reading') -> tuple[Array, Array | None, Cache]:
+    """Feed tokens.
+
+    Args:
+      params: The head's parameters.
+      cache: The head's cache.
+      read: What is fed.
+
+    Returns:
+      The logits [B, L, V], the features [B, L, D] of these positions if the head makes them itself, and the cache.
+    """
+    raise NotImplementedError
+
+  def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:
+    raise ValueError(f'{type(self).__name__} drafts from hidden states: put it beside its verifier by models.beside.')
+
+  extend = prefill
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+  """What a head is fed: tokens [B, L] at positions [B, L], and the feature [B, L, D] of the position before each."""
+
+  tokens: Array
+  positions: Array
+  features: Array
+  verifier: Base
+  params: Params  # the verifier's
+
+  def embedded(self) -> Array:
+    """Return the verifier's embedding of the tokens [B, L, E]."""
+    return self.verifier.embedded(self.params, self.tokens, self.positions)
+
+  def scores(self, x: Array) -> Array:
+    """Return the logits of the verifier's head [B, L, V]."""
+    return self.verifier.scores(self.params, x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair(Network):
+  """What a head and its verifier have in common; their parameters are {'model': …, 'head': …}."""
+
+  model: Any  # a Base with `observe`
+  head: Head
+
+  @property
+  def vocab_size(self) -> int:
+    return self.model.vocab_size
+
+  @property
+  def eos_ids(self) -> tuple[int, ...]:
+    return self.model.eos_ids
+
+  @property
+  def start_id(self) -> int | None:
+    return self.model.start_id
+
+  @property
+  def max_positions(self) -> int | None:
+    return self.model.max_positions
+
+  @property
+  def context(self) -> int | None:
+    return self.model.context
+
+  @property
+  def head_counts(self) -> tuple[int, int]:
+    return self.model.head_counts
+
+  def on(self, backend: Backend) -> 'Pair':
+    return dataclasses.replace(self, model=self.model.on(backend), head=self.head.on(backend))
+
+  def param_shapes(self) -> Params:
+    return {'model': self.model.param_shapes(), 'head': self.head.param_shapes()}
+
+  def param_axes(self) -> Params:
+    return {'model': self.model.param_axes(), 'head': self.head.param_axes()}
+
+  def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:
+    """Return the cache of both; the head has read the prompt with the verifier's features."""
+    head = self.head.empty(params['head'], prompt.length.shape[0], max_len)
+    if self.start_id is not None:  # an encoder–decoder's text begins with its start token
+      model, features = self.model.prefill(params['model'], prompt, max_len), self._ring(params, prompt)
+      return {'model': model, 'head': head, 'features': features}
+    model, states = self.model.observe_prompt(params['model'], prompt, max_len, self.head.kept)
+    features = self.head.features(params['head'], states)
+    before = jnp.pad(features, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+    positions = jnp.broadcast_to(jnp.arange(prompt.tokens.shape[1])[None], prompt.tokens.shape)
+    read = Reading(prompt.tokens, positions, before, self.model, params['model'])
+    _, _, head = self.head.step(params['head'], head, read)
+    last = prompt.length[:, None] - 1 - jnp.arange(RING)[None]  # the latest positions, backwards
+    slots = (prompt.length[:, None] - 1 - jnp.arange(RING)[None]) % RING
+    found = take(features, jnp.maximum(last, 0))
+    return {'model': model, 'head': head, 'features': take(found, _inverse(slots))}
+
+  def _ring(self, params: Params, prompt: Prompt) -> Array:
+    shape = jax.eval_shape(self._embedded, params, prompt)
+    return jnp.zeros((prompt.length.shape[0], RING, self.head.feature_dim), shape.dtype)
+
+  def _embedded(self, params: Params, prompt: Prompt) -> Array:
+    return self.model.embedded(params['model'], prompt.tokens, prompt.tokens)
+
+
+class Observed(Pair):
+  """The verifier, which keeps the features of what it reads."""
+
+  def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
+    """Feed tokens [B, L]; return logits [B, L, V] and the cache."""
+    logits, model, states = self.model.observe(params['model'], cache['model'], tokens, positions, self.head.kept)
+    features = _stored(cache['features'], self.head.features(params['head'], states), positions)
+    return logits, {**cache, 'model': model, 'features': features}
+
+
+class Drafter(Pair):
+  """The head as a drafter, which goes on with its own features where the verifier's end."""
+
+  drafts_only = True
+  provisional = True
+
+  @property
+  def mask_token(self) -> int | None:
+    return self.head.mask_token
+
+  def shares_cache(self, params: Params, other: Network, other_params: Params) -> bool:
+    return (
+      isinstance(other, Observed) and (other.model, other.head) == (self.model, self.head) and params is other_params
+    )
+
+  def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
+    """Feed tokens [B, L]; return logits [B, L, V] of the tokens after them, and the cache."""
+    ring = cache['features']
+    before = jnp.where((positions > 0)[..., None], take(ring, (positions - 1) % RING), 0)
+    read = Reading(tokens, positions, before.astype(ring.dtype), self.model, params['model'])
+    logits, features, head = self.head.step(params['head'], cache['head'], read)
+    ring = ring if features is None else _stored(ring, features, positions)
+    return logits, {**cache, 'head': head, 'features': ring}
+
+
+def _stored(ring: Array, new: Array, positions: Array) -> Array:
+  """Return a ring of features [B, RING, D] with those [B, L, D] of consecutive positions [B, L]."""
+  if new.shape[1] > MOST:
+    raise ValueError(
+      f'a head beside a verifier takes windows of at most {MOST} tokens, not {new.shape[1]}: draft fewer.'
+    )
+  index = (jnp.arange(RING)[None] - positions[:, :1]) % RING  # of the new one at each slot
+  return jnp.where((index < new.shape[1])[..., None], take(new, index).astype(ring.dtype), ring)
+
+
+def _inverse(slots: Array) -> Array:
+  """Return where each number 0 … RING - 1 stands in rows of them [B, RING]."""
+  return jnp.argsort(slots, axis=1)
+
+
+def beside(head: Model, verifier: Model) -> list[Model]:
+  """Return a head as a drafter and its verifier, which share their arrays and a cache.
+
+  `decode` does so itself where a head is among its models.
+
+  Args:
+    head: A head that `load` has read, or one of one's own.
+    verifier: The model that it was trained with.
+
+  Raises:
+    ValueError: If `head` is none, or the verifier is not of its size.
+  """
+  network, model = head.network, verifier.network
+  if not isinstance(network, Head):
+    raise ValueError(f'{head.name} is no head that reads hidden states, but a {type(network).__name__}: draft with it.')
+  if isinstance(model, Head):
+    raise ValueError(
+      f'{verifier.name} is a head, which drafts and does not answer: give its verifier, as the last model.'
+    )
+  if not isinstance(model, Base):
+    raise ValueError(
+      f'{verifier.name} is a {type(model).__name__}, which shows no hidden states: take T5 or a decoder.'
+    )
+  if network.size != model.config.embed_dim:
+    raise ValueError(
+      f'{head.name} reads states of {network.size} numbers, and those of {verifier.name} have '
+      f'{model.config.embed_dim}: give the verifier that it was trained with.'
+    )
+  network = network.fitted(model)
+  if network.vocab_size != model.vocab_size:
+    raise ValueError(
+      f'{head.name} drafts {network.vocab_size} tokens, and {verifier.name} has {model.vocab_size}: give the verifier '
+      'that it was trained with.'
+    )
+  params = {'model': verifier.params, 'head': head.params}
+  digest = None if head.digest is None or verifier.digest is None else f'{head.digest}-{verifier.digest}'
+  drafter = Model(params, Drafter(model, network), verifier.tokenizer, head.name, digest, verifier.generation)
+  return [drafter, verifier.replace(params=params, network=Observed(model, network))]
+
+
+def attached(models: Sequence[Model], verifier: int) -> list[Model]:
+  """Return models, a head among them beside the verifier, whose number is given."""
+  models = list(models)
+  heads = [i for i, model in enumerate(models) if isinstance(model.network, Head)]
+  if len(heads) > 1:
+    names = ' and '.join(models[i].name for i in heads)
+    raise ValueError(f'{names} are heads, and one reads the states of {models[verifier].name} at a time: give one.')
+  for i in heads:
+    models[i], models[verifier] = beside(models[i], models[verifier])
+  return models

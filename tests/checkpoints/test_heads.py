@@ -1,0 +1,331 @@
+"""Heads that read hidden states: the published forward passes and formats, and texts that are the verifier's."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+from matching import having
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+import tiny
+
+import speccascade
+from speccascade import methods, models, rules, Sampler
+import speccascade.models.medusa
+import speccascade.models.toy
+
+SIZES = dict(hidden_size=8, intermediate_size=12, num_attention_heads=4, num_key_value_heads=2, vocab_size=11)
+CONFIG = tiny.LLAMA | SIZES | {'num_hidden_layers': 6, 'tie_word_embeddings': False}
+E, H, K, D, F, V, DRAFTED, EPS = 8, 4, 2, 2, 12, 11, 5, 1e-6
+PROMPTS = [[1, 2, 3, 4], [5, 6], [3, 4, 5, 6, 7, 8, 9, 1, 2]]
+OPT = functools.partial(rules.opt, alpha=0.1)
+
+
+@functools.cache
+def verifier():
+  return tiny.model_of(CONFIG)
+
+
+def tensors_of(shapes, seed=0):
+  rng = np.random.default_rng(seed)
+  made = {name: rng.normal(scale=0.5, size=shape).astype(np.float32) for name, shape in shapes.items()}
+  return {name: 1 + 0.2 * x if x.ndim == 1 and 'bias' not in name else x for name, x in made.items()}
+
+
+def layer_shapes(prefix, inside):
+  attention = {'q_proj': (H * D, inside), 'k_proj': (K * D, inside), 'v_proj': (K * D, inside), 'o_proj': (E, H * D)}
+  mlp = {'gate_proj': (F, E), 'up_proj': (F, E), 'down_proj': (E, F)}
+  return {
+    **{f'{prefix}self_attn.{name}.weight': shape for name, shape in attention.items()},
+    **{f'{prefix}mlp.{name}.weight': shape for name, shape in mlp.items()},
+    f'{prefix}post_attention_layernorm.weight': (E,),
+  }
+
+
+def eagle_1(folder):
+  tensors = tensors_of({'fc.weight': (E, 2 * E), 'fc.bias': (E,)} | layer_shapes('layers.0.', E))
+  return saved(folder, CONFIG | {'num_hidden_layers': 1}, tensors)
+
+
+def eagle_3(folder, prefix='midlayer.', drafted=DRAFTED, **config):
+  norms = {f'{prefix}{name}.weight': (E,) for name in ('hidden_norm', 'input_layernorm')}
+  shapes = {'fc.weight': (E, 3 * E), 'norm.weight': (E,), 'lm_head.weight': (drafted, E)}
+  tensors = tensors_of(shapes | norms | layer_shapes(prefix, 2 * E))
+  if drafted < V:
+    ids = np.array([1, 3, 4, 8, 9])
+    tensors |= {'d2t': ids - np.arange(drafted), 't2d': np.isin(np.arange(V), ids)}
+  own = {'architectures': ['LlamaForCausalLMEagle3'], 'draft_vocab_size': drafted, 'num_hidden_layers': 1}
+  return saved(folder, CONFIG | own | config, tensors)
+
+
+def speculators(folder):
+  inner = {'transformer_layer_config': CONFIG, 'speculators_model_type': 'eagle3', 'draft_vocab_size': DRAFTED}
+  ids = {'eagle_aux_hidden_state_layer_ids': [1, 3, 5], 'norm_before_residual': True}
+  path, tensors, config = eagle_3(folder, 'layers.0.')
+  return saved(folder, inner | ids, tensors)[0], tensors, config | ids
+
+
+def medusa(folder, scores=True, depth=2):
+  shapes = {}
+  for k in range(3):
+    for j in range(depth):
+      shapes |= {f'{k}.{j}.linear.weight': (E, E), f'{k}.{j}.linear.bias': (E,)}
+    shapes |= {f'{k}.{depth}.weight': (V, E)} if scores else {}
+  config = {'medusa_num_heads': 2, 'medusa_num_layers': depth, 'base_model_name_or_path': 'verifier'}
+  return saved(folder, config, tensors_of(shapes), 'medusa_lm_head.safetensors')
+
+
+def saved(folder, config, tensors, file='model.safetensors'):
+  folder.mkdir(exist_ok=True)
+  (folder / 'config.json').write_text(json.dumps(config))
+  save_file(tensors, folder / file)
+  return folder, tensors, config
+
+
+FORMATS = {
+  'EAGLE-1': eagle_1,
+  'EAGLE-3': eagle_3,
+  'EAGLE-3 of all tokens': functools.partial(eagle_3, drafted=V),
+  'EAGLE-3, speculators': speculators,
+  'Medusa': medusa,
+  'Medusa with the scores of the verifier': functools.partial(medusa, scores=False),
+}
+
+
+# ---- the forward passes once more, in numpy ----
+
+
+def norm(x, scale):
+  return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * scale
+
+
+def silu(x):
+  return x / (1 + np.exp(-x))
+
+
+def rotated(x, positions):
+  half = D // 2
+  angle = positions[:, None] / CONFIG.get('rope_theta', 1e4) ** (np.arange(half) / half)
+  cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
+  a, b = x[..., :half], x[..., half:]
+  return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def attention(t, prefix, x):
+  """Return what causal attention makes of rows 1 … n of a text."""
+  n = len(x)
+  at = np.arange(1, n + 1)
+  q, k, v = ((x @ t[f'{prefix}self_attn.{name}_proj.weight'].T).reshape(n, -1, D) for name in 'qkv')
+  q, k, v = rotated(q, at), np.repeat(rotated(k, at), H // K, 1), np.repeat(v, H // K, 1)
+  scores = np.where(np.tri(n), np.einsum('ihd,jhd->hij', q, k) / np.sqrt(D), -np.inf)
+  weights = np.exp(scores - scores.max(-1, keepdims=True))
+  y = np.einsum('hij,jhd->ihd', weights / weights.sum(-1, keepdims=True), v)
+  return y.reshape(n, -1) @ t[f'{prefix}self_attn.o_proj.weight'].T
+
+
+def mlp(t, prefix, y):
+  z = norm(y, t[f'{prefix}post_attention_layernorm.weight'])
+  gate, up, down = (t[f'{prefix}mlp.{name}_proj.weight'] for name in ('gate', 'up', 'down'))
+  return y + (silu(z @ gate.T) * (z @ up.T)) @ down.T
+
+
+def states(tokens):
+  """Return the embeddings, what enters each layer and what the head reads, and the head's kernel."""
+  model = verifier()
+  network, params = model.network, model.params
+  text = speccascade.types.Prompt(jnp.array([tokens]), jnp.array([len(tokens)]))
+  kept = (0, *range(1, 7), -1)
+  _, found = network.observe_prompt(params, text, len(tokens), kept)
+  found = np.asarray(found[0], np.float64).reshape(len(tokens), len(kept), E)
+  return found[:, 0], found[:, :7], found[:, -1], np.asarray(params['logits_dense']['kernel'], np.float64)
+
+
+def chain(name, t, config, tokens, drafts):
+  """Return the logits [drafts, V] of a head that drafts greedily after a text, as its authors' code has them."""
+  t = {k: np.float64(x) for k, x in t.items()}
+  embedded, entering, normed, kernel = states(tokens)
+  table = np.asarray(verifier().params['token_embedder']['embedding'], np.float64)
+  prefix = 'midlayer.' if any(k.startswith('midlayer') for k in t) else 'layers.0.'
+  if name == 'EAGLE-1':
+    features = list(normed[:-1])
+  else:
+    kept = config.get('eagle_aux_hidden_state_layer_ids', [2, 3, 3])  # the default of a depth of 6
+    features = list(np.concatenate([entering[:-1, j] for j in kept], -1) @ t['fc.weight'].T)
+  e, out = list(embedded[1:]), []
+  for _ in range(drafts):
+    x, g = np.array(e), np.array(features)
+    if name == 'EAGLE-1':
+      x = np.concatenate([x, g], -1) @ t['fc.weight'].T + t['fc.bias']
+      y = mlp(t, prefix, x + attention(t, prefix, x))
+      logits = y[-1] @ kernel
+    else:
+      tokens_normed, hidden_normed = (
+        norm(z, t[f'{prefix}{n}.weight']) for z, n in ((x, 'input_layernorm'), (g, 'hidden_norm'))
+      )
+      added = hidden_normed if config.get('norm_before_residual') else g
+      y = mlp(t, prefix, added + attention(t, prefix, np.concatenate([tokens_normed, hidden_normed], -1)))
+      short = norm(y[-1], t['norm.weight']) @ t['lm_head.weight'].T
+      logits = np.full(V, -np.inf)
+      logits[np.arange(len(short)) + np.asarray(t.get('d2t', np.zeros(len(short))), int)] = short
+    out.append(logits)
+    features.append(y[-1])
+    e.append(table[logits.argmax()])
+  return np.array(out)
+
+
+def of_medusa(t, config, tokens):
+  t = {k: np.float64(x) for k, x in t.items()}
+  _, _, normed, kernel = states(tokens)
+  depth, out = config['medusa_num_layers'], []
+  for k in range(3):
+    z = normed[-2]
+    for j in range(depth):
+      z = z + silu(z @ t[f'{k}.{j}.linear.weight'].T + t[f'{k}.{j}.linear.bias'])
+    out.append(z @ t[f'{k}.{depth}.weight'].T if f'{k}.{depth}.weight' in t else z @ kernel)
+  return np.array(out)
+
+
+def drafted(head, prompt, text, count):
+  """Return the greedy draft [count, V] of a head after a prompt and a text that was verified, fed in uneven parts."""
+  drafter, large = models.beside(head, verifier())
+  params = drafter.params
+  pair, observed = drafter.network, large.network
+  tokens = np.array([*prompt, *text])
+  cache = observed.prefill(params, speccascade.types.Prompt(jnp.array([prompt]), jnp.array([len(prompt)])), 48)
+  at, fed = len(prompt) - 1, len(prompt) - 1
+
+  def feed(network, cache, some, start):
+    positions = start + jnp.arange(len(some))[None]
+    return network.extend(params, cache, jnp.array([some]), positions)
+
+  for step in (1, 3, 2, 4):  # the verifier reads what it has accepted, and more that is dropped
+    end = min(at + step, len(tokens) - 1)
+    _, cache = feed(observed, cache, [*tokens[at:end], 7, 7][: max(end - at, 1)], at)
+    at = end
+    logits, cache = feed(pair, cache, tokens[fed : end + 1], fed)  # which drafts from its own features, too
+    _, cache = feed(pair, cache, [9], end + 1)
+    fed = end + 1
+    if end == len(tokens) - 1:
+      break
+  out = [np.asarray(logits[0, -1])]
+  while len(out) < count:
+    logits, cache = feed(pair, cache, [int(out[-1].argmax())], fed)
+    out.append(np.asarray(logits[0, -1]))
+    fed += 1
+  return np.array(out)
+
+
+@pytest.mark.parametrize('name', ['EAGLE-1', 'EAGLE-3', 'EAGLE-3 of all tokens', 'EAGLE-3, speculators'])
+def test_a_head_drafts_as_its_authors_code_does(tmp_path, name):
+  path, tensors, config = FORMATS[name](tmp_path / 'head')
+  head = speccascade.load(path)
+  prompt, text = [1, 2, 3, 4, 5], [6, 7, 8, 3, 2, 1, 9]
+  expected = chain(name, tensors, config, [*prompt, *text], 4)
+  found = drafted(head, prompt, text, 4)
+  np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))
+  np.testing.assert_allclose(found[np.isfinite(found)], expected[np.isfinite(expected)], atol=2e-4)
+
+
+@pytest.mark.parametrize('scores', [True, False])
+def test_medusa_drafts_as_its_authors_code_does(tmp_path, scores):
+  path, tensors, config = medusa(tmp_path / 'head', scores)
+  drafter, large = models.beside(speccascade.load(path), verifier())
+  text = [1, 2, 3, 4, 5, 6]
+  prompt = speccascade.types.Prompt(jnp.array([text[:5]]), jnp.array([5]))
+  cache = large.network.prefill(drafter.params, prompt, 16)
+  _, cache = large.network.extend(drafter.params, cache, jnp.array([text[4:5]]), jnp.array([[4]]))
+  mask = drafter.network.mask_token
+  tokens = jnp.array([[text[4], text[5], mask, mask, mask]])
+  logits, _ = drafter.network.extend(drafter.params, cache, tokens, 4 + jnp.arange(5)[None])
+  np.testing.assert_allclose(logits[0, 1:4], of_medusa(tensors, config, text), atol=1e-4)
+  assert np.isneginf(logits[0, 4]).all()
+
+
+@pytest.mark.parametrize('name', list(FORMATS))
+def test_the_text_is_the_verifiers(tmp_path, name):
+  head, large = speccascade.load(FORMATS[name](tmp_path / 'head')[0]), verifier()
+  small = tiny.model_of(CONFIG | {'num_hidden_layers': 2})
+  for sampler in (Sampler(temperature=0.0), Sampler(coupling='gumbel')):
+    write = functools.partial(speccascade.decode, prompts=PROMPTS, max_new_tokens=20, sampler=sampler)
+    expected = write(methods.autoregressive(), [large]).tokens
+    assert write(methods.speculative(block=4), [head, large]).tokens == expected
+    assert write(methods.speculative(block=2), [head, large], batch_size=2).tokens == expected
+    cascade = write(methods.oracle(OPT), [small, large]).tokens
+    assert write(methods.speculative(OPT, block=3, drafter=2), [small, large, head]).tokens == cascade
+
+
+def test_hidden_states_are_those_of_transformers(tmp_path):
+  transformers, torch = pytest.importorskip('transformers'), pytest.importorskip('torch')
+  speccascade.checkpoints.hf.write(tmp_path / 'model', verifier())
+  theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path / 'model', dtype=torch.float32)
+  tokens = [1, 2, 3, 4, 5, 6]
+  found = theirs(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+  _, entering, normed, _ = states(tokens)
+  for j in range(6):
+    np.testing.assert_allclose(entering[:, j], found[j][0].detach().numpy(), atol=1e-4)
+  np.testing.assert_allclose(normed, found[-1][0].detach().numpy(), atol=1e-4)
+
+
+def test_t5_shows_its_states_to_a_head():
+  t5 = tiny.model_of(tiny.T5_V1_1 | {'num_layers': 2})
+  size, vocab = t5.network.config.embed_dim, t5.network.vocab_size
+  network = speccascade.models.medusa.Medusa(speccascade.models.medusa.MedusaConfig(size, vocab, 3))
+  head = speccascade.types.Model(network.init(jax.random.key(0)), network, name='head')
+  write = functools.partial(speccascade.decode, prompts=PROMPTS, max_new_tokens=16, sampler=Sampler(coupling='gumbel'))
+  assert write(methods.speculative(block=3), [head, t5]).tokens == write(methods.autoregressive(), [t5]).tokens
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+  head = speccascade.load(eagle_1(tmp_path / 'head')[0])
+  other = tiny.model_of(CONFIG | {'hidden_size': 12, 'num_attention_heads': 6, 'num_key_value_heads': 6})
+  for given, message in (
+    ([head, other], having('8 numbers', '12', 'trained with')),
+    ([other, head], having('is a head', 'last model')),
+    ([head, dataclasses.replace(other, network=tiny_table())], having('shows no hidden states')),
+  ):
+    with pytest.raises(ValueError, match=message):
+      speccascade.decode(methods.speculative(), given, PROMPTS, max_new_tokens=4)
+  with pytest.raises(ValueError, match='models.beside'):
+    head.network.prefill({}, None, 4)
+  with pytest.raises(ValueError, match='no head'):
+    models.beside(other, other)
+  with pytest.raises(ValueError, match='at most'):
+    speccascade.decode(methods.speculative(block=40), [head, verifier()], PROMPTS, max_new_tokens=4)
+
+
+def tiny_table():
+  return speccascade.models.toy.Table(11)
+
+
+@pytest.mark.parametrize('change', ['missing', 'shape', 'other head'])
+def test_a_damaged_head_is_named(tmp_path, change):
+  path, tensors, config = eagle_3(tmp_path / 'head')
+  if change == 'missing':
+    del tensors['midlayer.hidden_norm.weight']
+  elif change == 'shape':
+    tensors['lm_head.weight'] = tensors['lm_head.weight'][:3]
+  else:
+    config |= {'architectures': ['DFlashDraftModel']}
+  saved(path, config, tensors)
+  message = {'missing': 'hidden_norm', 'shape': 'lm_head', 'other head': 'dflash'}[change]
+  with pytest.raises(ValueError, match=message):
+    speccascade.load(path)
+
+
+def test_a_checkpoint_of_pard_drafts_in_one_pass(tmp_path):
+  file = speccascade.checkpoints.hf.write(tmp_path / 'model', tiny.model_of(CONFIG)) / 'config.json'
+  config = json.loads(file.read_text())
+  file.write_text(json.dumps(config | {'pard_token': 10, 'spd_type': 'pard'}))
+  drafter = speccascade.load(file.parent)
+  assert drafter.network.mask_token == 10
+  write = functools.partial(speccascade.decode, prompts=PROMPTS, max_new_tokens=16, sampler=Sampler(coupling='gumbel'))
+  large = verifier()
+  result = write(methods.speculative(block=4), [drafter, large])
+  assert result.tokens == write(methods.autoregressive(), [large]).tokens
+  assert (result.stats.calls[0] == result.stats.rounds).all()
+  file.write_text(json.dumps(config | {'pard_token': 11}))
+  with pytest.raises(ValueError, match="'pard_token' is 11"):
+    speccascade.load(file.parent)
