@@ -222,8 +222,8 @@ class Method(Strategy):
     asked = {slot for phase in method.all_phases if isinstance(phase, Verify) for slot in phase.reads or ()}
     if blind and (blind & asked or self.about.accepts_all or self.takes_turns):
       raise ValueError(
-        f'{self.name} reads the distribution of model {self.slots[min(blind)]}, which drafts in one pass and so has none '
-        'for a token given those before it: let it draft beside the models of the target, as in '
+        f'{self.name} reads the distribution of model {self.slots[min(blind)]}, which drafts in one pass: that of a '
+        'token does not know those before it. Let the model draft beside those of the target, as in '
         'methods.speculative(rule, drafter=2).'
       )
     return method

@@ -14,7 +14,6 @@ import dataclasses
 import functools
 
 from flax import linen as nn
-import jax
 import jax.numpy as jnp
 
 from speccascade.backends import Backend, View

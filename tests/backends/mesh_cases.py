@@ -22,8 +22,9 @@ import reference  # noqa: E402
 from speccascade import acceptance, backends, decode, methods, Request, rules, Sampler, stopping
 from speccascade.backends import sharding
 from speccascade.checkpoints.hf import FAMILIES, network_from_config
-from speccascade.models import toy, translation  # noqa: E402
+from speccascade.models import one_pass, toy, translation  # noqa: E402
 from speccascade.models.decoder import Decoder, DecoderConfig, Span  # noqa: E402
+from speccascade.models.eagle import Eagle, HeadConfig  # noqa: E402
 from speccascade.models.layerskip import layerskip  # noqa: E402
 from speccascade.models.ngram import drafter  # noqa: E402
 from speccascade.models.t5 import T5, T5Config  # noqa: E402
@@ -72,6 +73,8 @@ METHODS = {  # the method, and which of the models it runs
   'token cascade': (methods.token_cascade(functools.partial(rules.chow, alpha=0.97), 4), 'sl'),
   'layerskip': (methods.speculative(block=3), 'fl'),
   'translated': (methods.speculative(functools.partial(rules.opt, alpha=0.1), 3), 'xl'),
+  'one pass': (methods.speculative(block=3), 'ol'),
+  'head': (methods.speculative(functools.partial(rules.opt, alpha=0.1), block=3, drafter=2), 'slh'),
   'ngram': (methods.speculative(block=3, policy=stopping.Fallback(np.float32(0.5))), 'nl'),
 }
 
@@ -125,10 +128,19 @@ def translated(model: Model) -> Model:
   return translation.translated(model, for_=model, tables=(ids, np.where(ids % 3 == 2, -1, ids)))
 
 
+@functools.cache
+def head() -> Model:
+  """Return a head for a verifier of 32 numbers."""
+  layer = DecoderConfig(VOCAB, 32, 8, 4, 8, 64, (Span(),))
+  network = Eagle(HeadConfig('eagle', layer, (-1,)))
+  return Model(network.init(jax.random.key(3)), network, name='head')
+
+
 def chosen(family: str, names: str, place) -> list[Model]:
   """Return the models of a method, each as `place` puts it."""
   at = {name: place(name, m) for name, m in models(family).items() if name in names}
   made = {'f': lambda: layerskip(at['l'], 1), 'n': lambda: drafter(at['l']), 'x': lambda: translated(at['l'])}
+  made |= {'o': lambda: one_pass(at['l'], 5), 'h': lambda: place('s', head())}
   return [at[name] if name in at else made[name]() for name in names]
 
 

@@ -77,6 +77,11 @@ def test_phases_of_each_kind_are_the_same_on_a_mesh():
 
 
 @pytest.mark.full
+def test_a_head_and_a_drafter_in_one_pass_are_the_same_on_a_mesh():
+  check(['decoder:head:1:2x4:batch', 't5:one pass:0:4x2:queue'])
+
+
+@pytest.mark.full
 def test_coupled_texts_are_the_same_on_a_mesh():
   cases = ['t5:speculative:1:2x4:queue', 'decoder:opt:1:4x2:batch:distributions', 't5:cos of two:1:1x8:batch']
   check([f'{case}:gumbel' for case in cases])
@@ -101,6 +106,9 @@ def test_every_rule_is_the_same_on_a_mesh(family):
 @pytest.mark.long
 def test_made_drafters_and_scanned_layers_are_the_same_on_a_mesh():
   cases = [f'{f}:translated:{t}:2x4:{k}' for t, f, k in ((0, 't5', 'batch'), (1, 'decoder', 'queue:distributions'))]
+  cases += [
+    f'{f}:{n}:{t}:{m}:queue' for n in ('one pass', 'head') for f, t, m in (('t5', 0, '2x4'), ('decoder', 1, '4x2'))
+  ]
   cases += [f'decoder:layerskip:{t}:{m}:{k}' for t, m, k in ((0, '2x4', 'batch'), (1, '4x2', 'queue'))]
   check(cases + [f't5 scanned:speculative:{t}:{m}:queue' for t, m in ((0, '1x8'), (1, '2x4'))])
 
