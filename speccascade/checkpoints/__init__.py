@@ -19,7 +19,8 @@ from speccascade.host.errors import first_line, known_as
 from speccascade.models import layerskip
 from speccascade.types import check_bits, Model, named_apart
 
-_EXIT = re.compile(r'(.+)@(\d+)')
+MTP = 'mtp'
+_EXIT = re.compile(rf'(.+)@(\d+|{MTP})')
 _HUB_ID = re.compile(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*')
 _HUB_FILES = ['*.json', '*.safetensors', '*.model', 'merges.txt', '*.jinja']
 _DESCRIPTIONS = {'.gin', *tokenizers.SUFFIXES}  # kinds of files next to a checkpoint that describe it
@@ -48,7 +49,8 @@ def load(
 
   Args:
     path: Folder, hub id, or address in a bucket, as gs://…, of which a copy is cached on this machine. With @4 at its
-      end it is the first four layers of that model; `load_all` lets them share the arrays of the complete model.
+      end it is the first four layers of that model; `load_all` lets them share the arrays of the complete model. With
+      @mtp it is the model's layer of multi-token prediction, a head.
     dtype: Float32, bfloat16 or float16. None is as stored, but float32 on a CPU, which computes many times slower with
       shorter numbers.
     scan: Stack the layers, so that one layer is compiled for all.
@@ -91,6 +93,8 @@ def load_shared(path, loaded: list, **settings) -> Model:
     **settings: Settings of `load`.
   """
   base, layers = parse_model_path(path)
+  if layers == MTP:
+    return load(path, **settings)
   key = (base, settings)
   model = next((model for known, model in loaded if known == key), None)
   if model is None:
@@ -99,8 +103,8 @@ def load_shared(path, loaded: list, **settings) -> Model:
   return first_layers(model, layers)
 
 
-def parse_model_path(path) -> tuple[str, int | None]:
-  """Return the path of a checkpoint and, for MODEL@4, its number of layers: 4.
+def parse_model_path(path) -> tuple[str, int | str | None]:
+  """Return the path of a checkpoint and, for MODEL@4, its number of layers: 4; for MODEL@mtp 'mtp'.
 
   A folder on this machine whose name ends in @4 is that folder.
   """
@@ -110,7 +114,7 @@ def parse_model_path(path) -> tuple[str, int | None]:
   match = None if local and os.path.exists(text) else _EXIT.fullmatch(text)
   if match is None:
     return text, None
-  return os.path.normpath(match[1]) if local else match[1], int(match[2])
+  return os.path.normpath(match[1]) if local else match[1], MTP if match[2] == MTP else int(match[2])
 
 
 def first_layers(model: Model, layers: int | None) -> Model:
@@ -131,14 +135,16 @@ def read(path, *, dtype=None, scan=False, tokenizer=None, name=None, revision=No
   elif activation is not None:
     raise ValueError(f'activation={activation!r} is for T5X checkpoints, and {folder} is {form}: leave it out')
   files.check_plain(folder.iterdir() if form == 'hf' else folder.rglob('*'))
-  network, params = _FORMATS[form].read(folder, **settings)
+  if layers == MTP and form != 'hf':
+    raise ValueError(f'{folder} is {form}, and a layer of multi-token prediction is read of Hugging Face folders')
+  network, params = hf.read_mtp(folder, **settings) if layers == MTP else _FORMATS[form].read(folder, **settings)
   tokenizer = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
   generation = None if form == 't5x' else hf.generation_config(folder)
   digest_of_files = digest(folder, tokenizer=tokenizer)
   step = folder.name.startswith('checkpoint_')  # of T5X, whose model has the name of the folder above
   default = folder.parent.name if step else folder.name
   model = Model(params, network, tokenizer, default, digest_of_files, generation and json.dumps(generation))
-  model = first_layers(model, layers)
+  model = model.replace(name=f'{default}@{MTP}') if layers == MTP else first_layers(model, layers)
   return model if name is None else model.replace(name=name)
 
 
@@ -165,7 +171,7 @@ def digest(path, revision: str | None = None, tokenizer: Any = None) -> str:
     inside = file.is_relative_to(folder)  # the folder of one elsewhere does not count
     by_name[os.path.relpath(file, folder) if inside else f'tokenizer/{file.name}'] = file
   complete = digests.of_files(by_name)
-  return complete if layers is None else layerskip.called(complete, layers)
+  return complete if layers is None else f'{complete}@{MTP}' if layers == MTP else layerskip.called(complete, layers)
 
 
 def kind(folder: Path) -> str:

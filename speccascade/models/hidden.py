@@ -86,6 +86,10 @@ class Reading:
   verifier: Base
   params: Params  # the verifier's
 
+  def of(self, tokens: Array, positions: Array) -> 'Reading':
+    """Return the same of other tokens."""
+    return dataclasses.replace(self, tokens=tokens, positions=positions)
+
   def embedded(self) -> Array:
     """Return the verifier's embedding of the tokens [B, L, E]."""
     return self.verifier.embedded(self.params, self.tokens, self.positions)

@@ -187,7 +187,7 @@ class Attention(nn.Module):
     q = self._normed('query', q, joined=False)
     return rope_lib.rotate(q, rope) if rope else q
 
-  def _keys_values(self, x: Array, rope: tuple[Array, Array] | None, packing=None) -> tuple[Array, Array]:
+  def keys_values(self, x: Array, rope: tuple[Array, Array] | None, packing=None) -> tuple[Array, Array]:
     k = self._by_head(self._normed('key', self.key(x), joined=True), self.kv_heads, rope, packing)
     v = self._by_head(self.value(x), self.kv_heads, None, packing)
     k = self._normed('key', k, joined=False)
@@ -195,7 +195,7 @@ class Attention(nn.Module):
 
   def entry(self, x: Array, rope: tuple[Array, Array] | None = None) -> cache_lib.Entry:
     """Return the cache entry of x [B, T, E]."""
-    return self.backend.entry(*self._keys_values(x, rope))
+    return self.backend.entry(*self.keys_values(x, rope))
 
   def attend(
     self, x: Array, entry: cache_lib.Entry, visible: Array, bias: Array | None = None, rope=None, packing=None
@@ -206,7 +206,7 @@ class Attention(nn.Module):
 
   def extend(self, x: Array, cache, layer: Array | int, view: View, bias: Array | None = None, rope=None):
     """Write x [B, L, E] into the cache of a layer and attend to what `view` shows; return [B, L, E] and the cache."""
-    k, v = self._keys_values(x, rope, view.packing)
+    k, v = self.keys_values(x, rope, view.packing)
     q = self.queries(x, rope, view.packing)
     y, cache = self.backend.extend(q, k, v, cache, layer, view, bias, **self._scores)
     return self._project(y, view.packing), cache

@@ -30,7 +30,7 @@ PARTS = {  # by the names of modules in an instruction's path
   'head': r'logits_dense|\.attend\b.*dot_general|token_embedder\.attend',
   'embedding': r'embedder',
   'position bias': r'relpos_bias',
-  'projections': r'query/|key/|value/|/out/|queries|_keys_values|_project',
+  'projections': r'query/|key/|value/|/out/|queries|keys_values|_project',
   'attention': r'attention|attend',
   'norms': r'norm',
 }

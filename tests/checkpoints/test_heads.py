@@ -14,6 +14,7 @@ import tiny
 
 import speccascade
 from speccascade import methods, models, rules, Sampler
+from speccascade.checkpoints import hf
 import speccascade.models.medusa
 import speccascade.models.toy
 
@@ -21,12 +22,17 @@ SIZES = dict(hidden_size=8, intermediate_size=12, num_attention_heads=4, num_key
 CONFIG = tiny.LLAMA | SIZES | {'num_hidden_layers': 6, 'tie_word_embeddings': False}
 E, H, K, D, F, V, DRAFTED, EPS = 8, 4, 2, 2, 12, 11, 5, 1e-6
 PROMPTS = [[1, 2, 3, 4], [5, 6], [3, 4, 5, 6, 7, 8, 9, 1, 2]]
+MIMO = CONFIG | {'model_type': 'mimo', 'num_nextn_predict_layers': 1, 'rms_norm_eps': EPS}
 OPT = functools.partial(rules.opt, alpha=0.1)
 
 
 @functools.cache
 def verifier():
   return tiny.model_of(CONFIG)
+
+
+def mimo():
+  return tiny.model_of(MIMO)
 
 
 def tensors_of(shapes, seed=0):
@@ -78,6 +84,29 @@ def medusa(folder, scores=True, depth=2):
   return saved(folder, config, tensors_of(shapes), 'medusa_lm_head.safetensors')
 
 
+def dflash(folder, layers=2):
+  shapes = {'fc.weight': (E, 2 * E), 'hidden_norm.weight': (E,), 'norm.weight': (E,)}
+  for i in range(layers):
+    prefix = f'layers.{i}.'
+    shapes |= layer_shapes(prefix, E) | {f'{prefix}input_layernorm.weight': (E,)}
+    shapes |= {f'{prefix}self_attn.{n}_norm.weight': (D,) for n in 'qk'}
+  config = CONFIG | {'model_type': 'qwen3', 'head_dim': D, 'num_hidden_layers': layers, 'rms_norm_eps': EPS}
+  config |= {'architectures': ['DFlashDraftModel'], 'block_size': 4}
+  config |= {'dflash_config': {'mask_token_id': 10, 'target_layer_ids': [1, 4]}}
+  return saved(folder, config, tensors_of(shapes))
+
+
+def mtp(folder):
+  """Return the verifier's folder with a layer of multi-token prediction."""
+  prefix = 'model.mtp_layers.0.'
+  norms = ('token_layernorm', 'hidden_layernorm', 'input_layernorm', 'final_layernorm')
+  biases = {f'{prefix}self_attn.{n}_proj.bias': (size,) for n, size in (('q', H * D), ('k', K * D), ('v', K * D))}
+  shapes = {f'{prefix}{name}.weight': (E,) for name in norms} | {f'{prefix}input_proj.weight': (E, 2 * E)}
+  tensors = tensors_of(shapes | layer_shapes(prefix, E) | biases)
+  own = hf.export(mimo().network, 'mimo', mimo().params)
+  return saved(folder, MIMO, tensors | own)[0], {k.removeprefix(prefix): x for k, x in tensors.items()}
+
+
 def saved(folder, config, tensors, file='model.safetensors'):
   folder.mkdir(exist_ok=True)
   (folder / 'config.json').write_text(json.dumps(config))
@@ -90,6 +119,7 @@ FORMATS = {
   'EAGLE-3': eagle_3,
   'EAGLE-3 of all tokens': functools.partial(eagle_3, drafted=V),
   'EAGLE-3, speculators': speculators,
+  'DFlash': dflash,
   'Medusa': medusa,
   'Medusa with the scores of the verifier': functools.partial(medusa, scores=False),
 }
@@ -118,7 +148,9 @@ def attention(t, prefix, x):
   """Return what causal attention makes of rows 1 … n of a text."""
   n = len(x)
   at = np.arange(1, n + 1)
-  q, k, v = ((x @ t[f'{prefix}self_attn.{name}_proj.weight'].T).reshape(n, -1, D) for name in 'qkv')
+  projected = {m: x @ t[f'{prefix}self_attn.{m}_proj.weight'].T for m in 'qkv'}
+  projected = {m: y + t.get(f'{prefix}self_attn.{m}_proj.bias', 0) for m, y in projected.items()}
+  q, k, v = (projected[m].reshape(n, -1, D) for m in 'qkv')
   q, k, v = rotated(q, at), np.repeat(rotated(k, at), H // K, 1), np.repeat(v, H // K, 1)
   scores = np.where(np.tri(n), np.einsum('ihd,jhd->hij', q, k) / np.sqrt(D), -np.inf)
   weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -132,9 +164,9 @@ def mlp(t, prefix, y):
   return y + (silu(z @ gate.T) * (z @ up.T)) @ down.T
 
 
-def states(tokens):
+def states(tokens, model=None):
   """Return the embeddings, what enters each layer and what the head reads, and the head's kernel."""
-  model = verifier()
+  model = model or verifier()
   network, params = model.network, model.params
   text = speccascade.types.Prompt(jnp.array([tokens]), jnp.array([len(tokens)]))
   kept = (0, *range(1, 7), -1)
@@ -176,6 +208,47 @@ def chain(name, t, config, tokens, drafts):
   return np.array(out)
 
 
+def mtp_chain(t, tokens, drafts):
+  """Return the same of a layer of multi-token prediction."""
+  t = {k: np.float64(x) for k, x in t.items()}
+  embedded, entering, _, kernel = states(tokens, mimo())
+  table = np.asarray(mimo().params['token_embedder']['embedding'], np.float64)
+  features, e, out = list(entering[:-1, 6]), list(embedded[1:]), []
+  for _ in range(drafts):
+    parts = norm(np.array(features), t['hidden_layernorm.weight']), norm(np.array(e), t['token_layernorm.weight'])
+    x = np.concatenate(parts, -1) @ t['input_proj.weight'].T
+    y = mlp(t, '', x + attention(t, '', norm(x, t['input_layernorm.weight'])))
+    out.append(norm(y[-1], t['final_layernorm.weight']) @ kernel)
+    features.append(y[-1])
+    e.append(table[out[-1].argmax()])
+  return np.array(out)
+
+
+def filled(t, tokens):
+  """Return the logits [3, V] of the masks of a block after a text, of DFlash."""
+  t = {k: np.float64(x) for k, x in t.items()}
+  _, entering, _, kernel = states(tokens)
+  table = np.asarray(verifier().params['token_embedder']['embedding'], np.float64)
+  n = len(tokens)
+  context = norm(np.concatenate([entering[: n - 1, j] for j in (2, 5)], -1) @ t['fc.weight'].T, t['hidden_norm.weight'])
+  x = table[[tokens[-1], 10, 10, 10]]
+  at = np.arange(n + 3)
+  for i in range(2):
+    p = f'layers.{i}.'
+    inside = norm(x, t[f'{p}input_layernorm.weight'])
+    every = np.concatenate([context, inside])
+    q, k, v = (z @ t[f'{p}self_attn.{m}_proj.weight'].T for m, z in (('q', inside), ('k', every), ('v', every)))
+    q, k, v = (z.reshape(len(z), -1, D) for z in (q, k, v))
+    q = rotated(norm(q, t[f'{p}self_attn.q_norm.weight']), at[n - 1 :])
+    k = rotated(norm(k, t[f'{p}self_attn.k_norm.weight']), at)
+    k, v = np.repeat(k, H // K, 1), np.repeat(v, H // K, 1)
+    scores = np.einsum('ihd,jhd->hij', q, k) / np.sqrt(D)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    y = np.einsum('hij,jhd->ihd', weights / weights.sum(-1, keepdims=True), v).reshape(4, -1)
+    x = mlp(t, p, x + y @ t[f'{p}self_attn.o_proj.weight'].T)
+  return norm(x[1:], t['norm.weight']) @ kernel
+
+
 def of_medusa(t, config, tokens):
   t = {k: np.float64(x) for k, x in t.items()}
   _, _, normed, kernel = states(tokens)
@@ -188,9 +261,9 @@ def of_medusa(t, config, tokens):
   return np.array(out)
 
 
-def drafted(head, prompt, text, count):
+def drafted(head, prompt, text, count, large=None):
   """Return the greedy draft [count, V] of a head after a prompt and a text that was verified, fed in uneven parts."""
-  drafter, large = models.beside(head, verifier())
+  drafter, large = models.beside(head, large or verifier())
   params = drafter.params
   pair, observed = drafter.network, large.network
   tokens = np.array([*prompt, *text])
@@ -229,6 +302,18 @@ def test_a_head_drafts_as_its_authors_code_does(tmp_path, name):
   np.testing.assert_allclose(found[np.isfinite(found)], expected[np.isfinite(expected)], atol=2e-4)
 
 
+def test_a_layer_of_multi_token_prediction_is_read_beside_its_model(tmp_path):
+  path, tensors = mtp(tmp_path / 'mimo')
+  head, large = speccascade.checkpoints.load_all([f'{path}@mtp', path])
+  prompt, text = [1, 2, 3, 4, 5], [6, 7, 8, 3, 2, 1, 9]
+  np.testing.assert_allclose(drafted(head, prompt, text, 4, large), mtp_chain(tensors, [*prompt, *text], 4), atol=2e-4)
+  write = functools.partial(speccascade.decode, prompts=PROMPTS, max_new_tokens=16, sampler=Sampler(coupling='gumbel'))
+  expected = write(methods.autoregressive(), [mimo()]).tokens
+  assert write(methods.speculative(block=3), [head, large]).tokens == expected
+  with pytest.raises(ValueError, match='leave @mtp out'):
+    speccascade.load(f'{eagle_1(tmp_path / "head")[0]}@mtp')
+
+
 @pytest.mark.parametrize('scores', [True, False])
 def test_medusa_drafts_as_its_authors_code_does(tmp_path, scores):
   path, tensors, config = medusa(tmp_path / 'head', scores)
@@ -242,6 +327,25 @@ def test_medusa_drafts_as_its_authors_code_does(tmp_path, scores):
   logits, _ = drafter.network.extend(drafter.params, cache, tokens, 4 + jnp.arange(5)[None])
   np.testing.assert_allclose(logits[0, 1:4], of_medusa(tensors, config, text), atol=1e-4)
   assert np.isneginf(logits[0, 4]).all()
+
+
+def test_a_block_is_filled_as_its_authors_code_does(tmp_path):
+  path, tensors, _ = dflash(tmp_path / 'head')
+  drafter, large = models.beside(speccascade.load(path), verifier())
+  params, pair = drafter.params, drafter.network
+  text, mask = [1, 2, 3, 4, 5, 6, 7, 8, 3], drafter.network.mask_token
+  cache = large.network.prefill(params, speccascade.types.Prompt(jnp.array([text[:5]]), jnp.array([4])), 24)
+  at = lambda start, count: start + jnp.arange(count)[None]
+  _, cache = large.network.extend(params, cache, jnp.array([[4, 5, 6, 9]]), at(3, 4))
+  first = jnp.array([[4, mask, mask, mask]])
+  logits, cache = pair.extend(params, cache, first, at(3, 4))
+  np.testing.assert_allclose(logits[0, :3], filled(tensors, text[:4]), atol=2e-4)
+  logits, cache = pair.extend(params, cache, jnp.array([[5, 6, mask, mask]]), at(4, 4))
+  np.testing.assert_allclose(logits[0, 1:4], filled(tensors, text[:6]), atol=2e-4)
+  _, cache = large.network.extend(params, cache, jnp.array([[6, 7, 8, 3]]), at(5, 4))
+  logits, cache = pair.extend(params, cache, jnp.array([[7, 8, 3, mask, mask, mask]]), at(6, 6))
+  np.testing.assert_allclose(logits[0, 2:5], filled(tensors, text), atol=2e-4)
+  assert np.isneginf(logits[0, 5]).all()
 
 
 @pytest.mark.parametrize('name', list(FORMATS))
@@ -308,9 +412,9 @@ def test_a_damaged_head_is_named(tmp_path, change):
   elif change == 'shape':
     tensors['lm_head.weight'] = tensors['lm_head.weight'][:3]
   else:
-    config |= {'architectures': ['DFlashDraftModel']}
+    config |= {'architectures': ['DSparkDraftModel']}
   saved(path, config, tensors)
-  message = {'missing': 'hidden_norm', 'shape': 'lm_head', 'other head': 'dflash'}[change]
+  message = {'missing': 'hidden_norm', 'shape': 'lm_head', 'other head': 'dspark'}[change]
   with pytest.raises(ValueError, match=message):
     speccascade.load(path)
 

@@ -2,5 +2,5 @@
 
 from speccascade.checkpoints.hf import families as families  # declares those of the package
 from speccascade.checkpoints.hf.family import FAMILIES, network_from_config
-from speccascade.checkpoints.hf.reader import generation_config, network_of, read
+from speccascade.checkpoints.hf.reader import generation_config, network_of, read, read_mtp
 from speccascade.checkpoints.hf.writer import check, export, settled, write, write_config

@@ -201,6 +201,13 @@ family(
   tiny={'head_dim': 12, 'tie_word_embeddings': True, 'attention_bias': False, 'mlp_bias': False},
 )
 family(
+  'mimo',
+  like='qwen2',
+  about='biases of q, k, v; its layer of multi-token prediction is `FOLDER@mtp`',
+  defaults={'attention_bias': True},
+  tiny={'attention_bias': True},
+)
+family(
   'qwen3',
   like='qwen2',
   hf='Qwen3ForCausalLM',

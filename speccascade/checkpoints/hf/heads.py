@@ -1,4 +1,4 @@
-"""Published heads: EAGLE-1, EAGLE-3 and Medusa, by what their folders have.
+"""Published heads: EAGLE-1, EAGLE-3, MTP, Medusa and DFlash, by what their folders have.
 
 A head has no embedding and often no scores of its own: `models.beside(head, verifier)` puts it beside its verifier.
 """
@@ -15,12 +15,13 @@ from speccascade.checkpoints import assemble, stored
 from speccascade.checkpoints.files import AGAIN
 from speccascade.checkpoints.hf.family import network_from_config
 from speccascade.checkpoints.stored import Tensor
+from speccascade.models.dflash import DFlash, DFlashConfig
 from speccascade.models.eagle import Eagle, HeadConfig
 from speccascade.models.hidden import Head
 from speccascade.models.medusa import Medusa, MedusaConfig
 from speccascade.types import Params
 
-_OTHERS = ('hydra', 'dflash', 'dspark', 'peagle')
+_OTHERS = ('hydra', 'dspark', 'peagle')
 _LAYER = {  # our modules, by the names behind the layer's prefix
   'attention.query': 'self_attn.q_proj',
   'attention.key': 'self_attn.k_proj',
@@ -34,6 +35,14 @@ _LAYER = {  # our modules, by the names behind the layer's prefix
   'pre_mlp_layer_norm': 'post_attention_layernorm',
   'token_norm': 'input_layernorm',
   'feature_norm': 'hidden_norm',
+}
+_MTP = {  # of MiMo
+  **_LAYER,
+  'fc': 'input_proj',
+  'token_norm': 'token_layernorm',
+  'feature_norm': 'hidden_layernorm',
+  'pre_attention_layer_norm': 'input_layernorm',
+  'final_norm': 'final_layernorm',
 }
 _AROUND = {
   'fc': 'fc',
@@ -52,9 +61,9 @@ def kind(config: Mapping) -> str | None:
   """
   words = ' '.join(str(config.get(key)) for key in ('architectures', 'model_type', 'speculators_model_type')).lower()
   if other := next((name for name in _OTHERS if name in words), None):
-    raise ValueError(
-      f'config.json: a head of {other}, and EAGLE-1, EAGLE-3 and Medusa are read: draft with one of them'
-    )
+    raise ValueError(f'config.json: a head of {other}, and EAGLE, Medusa and DFlash are read: draft with one of them')
+  if 'dflash' in words:
+    return 'dflash'
   if 'medusa_num_heads' in config or 'medusa' in words:
     return 'medusa'
   if 'eagle3' in words or 'draft_vocab_size' in config:
@@ -76,7 +85,7 @@ def read(folder: Path, config: Mapping, tensors: Mapping[str, Tensor], found: st
     ValueError: A value is not supported, or a tensor is missing, unexpected or of another shape.
   """
   tensors = {name.removeprefix('medusa_head.').removeprefix('model.'): x for name, x in tensors.items()}
-  make = _medusa if found == 'medusa' else _eagle
+  make = {'medusa': _medusa, 'dflash': _dflash}.get(found, _eagle)
   head, locate, tensors = make(config, tensors, found)
   dtype = settings['dtype'] or next(x.dtype.name for x in tensors.values() if x.code[:1] in 'FBfb')
   head = dataclasses.replace(head, dtype=dtype)
@@ -126,6 +135,31 @@ def _eagle(config: Mapping, tensors: dict[str, Tensor], found: str) -> tuple[Eag
   return Eagle(head), locate, tensors
 
 
+def read_mtp(folder: Path, config: Mapping, tensors: Mapping[str, Tensor], **settings) -> tuple[Eagle, Params]:
+  """Return the layer of multi-token prediction that a model's folder has, and its parameters.
+
+  Raises:
+    ValueError: The folder has none, or it is damaged.
+  """
+  prefix = 'model.mtp_layers.0.'
+  tensors = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+  if not tensors:
+    raise ValueError(f"{folder} has no tensors '{prefix}…', so no layer of multi-token prediction: leave @mtp out")
+  whole = network_from_config(dict(config))
+  layer = dataclasses.replace(whole.config, spans=whole.config.spans[:1])
+  dtype = settings['dtype'] or next(iter(tensors.values())).dtype.name
+  head = Eagle(HeadConfig('mtp', layer, (whole.depth,)), dtype)
+
+  def locate(path, _):
+    *module, leaf = path
+    name = _MTP['.'.join(module)]
+    return {'source': f'{name}.{"bias" if leaf == "bias" else "weight"}', 'transpose': leaf == 'kernel'}
+
+  entries = assemble.plan(head, locate)
+  assemble.check(entries, tensors, head, folder)
+  return head, assemble.read(head, entries, tensors, **settings)
+
+
 def _kept(config: Mapping, shape: tuple[int, ...], size: int) -> tuple[int, ...]:
   """Return the states that EAGLE-3 reads, () where they follow from the verifier's depth."""
   ids = config.get('eagle_aux_hidden_state_layer_ids')  # j is what enters layer j
@@ -137,6 +171,31 @@ def _kept(config: Mapping, shape: tuple[int, ...], size: int) -> tuple[int, ...]
   if len(ids) * (config.get('target_hidden_size') or size) != shape[1]:
     raise ValueError(f'config.json: {len(ids)} layer ids, and fc.weight reads {shape[1]} numbers: correct it')
   return tuple(ids)
+
+
+def _dflash(config: Mapping, tensors: dict[str, Tensor], _: str) -> tuple[DFlash, Callable, dict[str, Tensor]]:
+  """Return DFlash's head, where its parameters are stored, and the tensors that are read."""
+  inner = dict(config.get('transformer_layer_config') or config)
+  layer = network_from_config(inner | {'tie_word_embeddings': False, 'layer_types': None}).config
+  own = config | (config.get('dflash_config') or {})
+  ids = own.get('aux_hidden_state_layer_ids')  # j is what enters layer j; of the other key what layer l makes
+  kept = tuple(ids) if ids else tuple(n + 1 for n in own.get('target_layer_ids', ()))
+  if lacking := [key for key in ('mask_token_id', 'block_size') if type(own.get(key)) is not int]:
+    raise ValueError(f"config.json: a head of DFlash needs '{lacking[0]}', a number: {AGAIN}")
+  if not kept:
+    raise ValueError(f"config.json: a head of DFlash needs 'target_layer_ids', the layers that it reads: {AGAIN}")
+  if layer.vocab_size <= own['mask_token_id']:
+    raise ValueError(f"config.json: 'mask_token_id' is {own['mask_token_id']}, which is no token id: correct it")
+  head = DFlash(DFlashConfig(layer, kept, own['block_size'], own['mask_token_id']))
+  around = {'fc': 'fc', 'feature_norm': 'hidden_norm', 'final_norm': 'norm'}
+  inside = _LAYER | {'pre_attention_layer_norm': 'input_layernorm'}
+
+  def locate(module: str, leaf: str) -> dict[str, Any]:
+    stack, _, name = module.partition('.')
+    source = around.get(module) or f'layers.{stack.removeprefix("layers_")}.{inside[name]}'
+    return {'source': f'{source}.{"bias" if leaf == "bias" else "weight"}', 'transpose': leaf == 'kernel'}
+
+  return head, locate, tensors
 
 
 def _medusa(config: Mapping, tensors: dict[str, Tensor], _: str) -> tuple[Medusa, Callable, dict[str, Tensor]]:

@@ -17,7 +17,7 @@ _HEAD = 'logits_dense'
 _KNOWN = ('model.', 'transformer.', 'lm_head.')
 _IGNORED = re.compile(
   r'rotary_emb\.inv_freq$|^(transformer\.h\.\d+\.attn|gpt_neox\.layers\.\d+\.attention)\.(masked_)?bias$'
-  r'|EncDecAttention\.relative_attention_bias\.weight$|(^|\.)(vision_tower|multi_modal_projector)\.'
+  r'|^model\.mtp_layers\.|EncDecAttention\.relative_attention_bias\.weight$|(^|\.)(vision_tower|multi_modal_projector)\.'
 )
 
 

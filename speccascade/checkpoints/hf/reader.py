@@ -67,6 +67,15 @@ def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules
   return network, assemble.read(network, entries, tensors, dtype=dtype, mesh=mesh, rules=rules)
 
 
+def read_mtp(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules=None) -> tuple[Network, Params]:
+  """Return the network of a folder's layer of multi-token prediction and its parameters; arguments as of `read`."""
+  folder = Path(path)
+  file = folder / 'config.json'
+  config = read_json(file)
+  with errors_of(file):
+    return heads.read_mtp(folder, config, _stored(folder), dtype=dtype, mesh=mesh, rules=rules)
+
+
 def _with_head(network: Network, tied: bool) -> Network:
   """Return a network whose head is the embedding, or is not."""
   if network.tied == tied:
