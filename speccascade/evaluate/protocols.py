@@ -324,11 +324,6 @@ def batches(experiment: Experiment) -> list[int]:
   return sorted({*experiment.latency_batches, quality_batch(experiment)} - {0})
 
 
-def widths(experiment: Experiment) -> list[int]:
-  """Return the widths whose forward passes the curves use: one token, and the longest window of each method."""
-  return sorted({1, *(point.build().verifier_width for point in experiment.points)})
-
-
 @dataclasses.dataclass(frozen=True)
 class Protocol:
   """A measurement: its journal, whose lines have a key, and its plan."""

@@ -20,11 +20,10 @@ from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.shards import Shard
 from speccascade.host import multihost, runs, storage
 from speccascade.host.errors import RunError
-from speccascade.host.progress import Progress
 from speccascade.host.runs import Journal, RunDir
-from speccascade.planning import timing
 
 ENVIRONMENT = 'environment.json'
+MODELS = 'models.json'
 PACKAGES = ('speccascade', 'jax', 'jaxlib', 'flax', 'numpy')
 
 
@@ -106,11 +105,6 @@ class Study:
 
     return f'T = {temperature:g}: {report.warned("a row of the summary", row) or point.label}'
 
-  @property
-  def files(self) -> list[str]:
-    """What is measured or read once, for all shards by the first."""
-    return ['models.json', *(['floor.json'] if self.experiment.latency_examples else [])]
-
 
 def studies_of(experiments: Sequence[Experiment], only: Sequence[str]) -> list[Study]:
   """Return what is to be measured now, having checked the names."""
@@ -187,7 +181,7 @@ def _run_shard(studies: Sequence[Study], run: RunDir, config: str, command: str,
     for study in studies:
       _measure(study, own, shard)
       if shard.index == 0:
-        _once_each(study, study.folder(own))
+        _names(study, study.folder(own))
     if missing := _missing(studies, run, shard.count):
       if multihost.is_writer():
         print(f'shard {shard} is done; the results wait for {", ".join(missing)}', file=sys.stderr)
@@ -202,7 +196,7 @@ def _missing(studies: Sequence[Study], run: RunDir, count: int) -> list[str]:
   for study in studies:
     for protocol in protocols.PROTOCOLS:
       plans[os.path.join(study.subfolder, protocol.journal)] = [turn for turn, _ in protocol.lines(study.experiment)]
-    files += [os.path.join(study.subfolder, name) for name in study.files]
+    files.append(os.path.join(study.subfolder, MODELS))
   return shards.missing(run, plans, files, count)
 
 
@@ -213,9 +207,8 @@ def _merge(study: Study, run: RunDir, command: str, count: int) -> Path:
   for protocol in protocols.PROTOCOLS:
     if not folder.exists(protocol.journal):
       _merge_journal(protocol, study, run, count)
-  for name in study.files:
-    if not folder.exists(name):
-      folder.write(name, first.read(name))
+  if not folder.exists(MODELS):
+    folder.write(MODELS, first.read(MODELS))
   return _finish(study, run, command)  # which finds everything measured
 
 
@@ -246,7 +239,7 @@ def _finish(study: Study, run: RunDir, command: str) -> Path:
   quality, timings = _measure(study, run, shards.ALL)
   experiment = study.experiment
   folder = study.folder(run)
-  names, floors = _once_each(study, folder)
+  names = _names(study, folder)
 
   def asked():
     return multihost.once(lambda: list(trace.wanted(experiment, quality.lines())))
@@ -261,8 +254,7 @@ def _finish(study: Study, run: RunDir, command: str) -> Path:
       name=experiment.name,
       task=experiment.task.name,
       models=names,
-      points=summary.points(experiment, quality.lines(), list(timings.lines()), floors, study.judged),
-      floor=floors,
+      points=summary.points(experiment, quality.lines(), list(timings.lines()), study.judged),
       published=published.of_cell(experiment.cell),
       tables=[],
       traces=traced,
@@ -282,12 +274,9 @@ def _metrics(experiment: Experiment) -> dict:
   return dict(metric=names[0], metrics=names, reference=experiment.reference)
 
 
-def _once_each(study: Study, folder: RunDir) -> tuple[list[str] | None, dict | None]:
-  """Return the names of the models and the times of their forward passes, which are measured once a run."""
-  names = _once(folder, 'models.json', lambda: [m.name for m in study.loaded.models])
-  if not study.experiment.latency_examples:
-    return names, None
-  return names, _once(folder, 'floor.json', lambda: _floor(study.experiment, study.loaded.models))
+def _names(study: Study, folder: RunDir) -> list[str]:
+  """Return the names of the models, of all shards as the first has them."""
+  return _once(folder, MODELS, lambda: [m.name for m in study.loaded.models])
 
 
 def _once(folder: RunDir, name: str, make: Callable[[], Any]) -> Any:
@@ -296,16 +285,3 @@ def _once(folder: RunDir, name: str, make: Callable[[], Any]) -> Any:
     value = make()
     folder.write(name, ''.join(map(runs.as_line, value)) if name.endswith('.jsonl') else runs.as_json(value))
   return folder.read_json(name)
-
-
-def _floor(experiment: Experiment, models) -> dict:
-  protocols.few_executables()
-  widths = protocols.widths(experiment)
-  progress = Progress('forward passes', len(models), unit='models')
-  task = experiment.task
-  seconds = {}
-  for model in models:
-    wanted = widths if model is models[-1] else [1]  # only the last one's windows enter the prediction
-    seconds |= timing.measure([model], wanted, source=task.max_prompt_tokens, tokens=task.max_new_tokens)
-    progress.add(1, model.name)
-  return {'forward_s': seconds}

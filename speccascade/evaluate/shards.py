@@ -1,7 +1,7 @@
 """A run in shares: of n processes, on as many machines as there are, each takes every n-th call of every plan.
 
   RUN/shards/1-of-3/        the journals of shard 1, and its lock
-  RUN/shards/0-of-3/        of shard 0 also what one process measures for all: models.json, floor.json
+  RUN/shards/0-of-3/        of shard 0 also what all share: models.json
   RUN/…                     what one process would leave, made from these when all are complete
 
 No shard waits for another. What they share in the run directory, each writes alike.

@@ -15,7 +15,6 @@ from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.protocols import BY_POSITION, PER_ROW
 from speccascade.evaluate.report import points as pts
 from speccascade.evaluate.report.points import PointResult, Times
-from speccascade.planning import cost_model
 
 OF_METHOD = ('deferral_rate', 'acceptance', 'tokens_per_round', 'calls_per_token', *BY_POSITION, *breakdown.NAMES)
 Resampled = dict[str, np.ndarray | None]  # a metric on each resample of the examples, None where it has no sums
@@ -48,7 +47,6 @@ def points(
   experiment: Experiment,
   lines: Iterable[dict],
   timings: Sequence[dict],
-  floor: dict | None,
   judged: Mapping[Key, Judged] | None = None,
 ) -> list[PointResult]:
   """Return a result for each temperature, latency batch size and point.
@@ -57,7 +55,6 @@ def points(
     experiment: What was measured.
     lines: Those of the quality protocol.
     timings: The lines of the latency protocol.
-    floor: The times of bare forward passes, None where none were measured.
     judged: What `judge` has returned before, by temperature and name of the point.
   """
   by_key: dict[Key, Judged] = {}
@@ -78,7 +75,7 @@ def points(
     quality = {p.name: by_key.get((temperature, *p.name)) or unjudged(p) for p in experiment.points}
     for batch in experiment.latency_batches if timings else (experiment.quality_batch,):
       timed = {key[2:]: some for key, some in trials.items() if key[:2] == (temperature, batch)} if timings else None
-      results += _at(experiment, batch, quality, timed, floor)
+      results += _at(experiment, batch, quality, timed)
   return results
 
 
@@ -87,7 +84,6 @@ def _at(
   batch: int,
   quality: Mapping[tuple, Judged],
   trials: Mapping[tuple, Trials] | None,
-  floor: dict | None,
 ) -> list[PointResult]:
   """Return the results of all points at one temperature and batch size; `trials` is None where nothing was timed."""
   results = []
@@ -103,7 +99,6 @@ def _at(
       result,
       quality_gain_ci={} if base is None else _gains(*(quality[p.name].resampled for p in (point, base))),
       latency=_latency(timed.get(point.name), base and timed.get(base.name), experiment),
-      predicted=_predicted(experiment, point, result.counts, floor, timed) if batch == 1 else None,
       matched_ci=matched.get(point.curve.name),
     )
   return results
@@ -359,36 +354,3 @@ def _matched(
       speedups = intervals.reaching(values[timed_in], speeds, wanted[timed_in], between=pts.between(points))
       matched[curve] = intervals.reached(speedups, min(some[0] for some in drawn))
   return matched
-
-
-def _predicted(
-  experiment: Experiment, point: Point, counted: dict | None, floor: dict | None, timed: dict[tuple, dict]
-) -> dict | None:
-  """Return what theory says of the measured acceptance and forward times, where it is about the same reference.
-
-  The cost of a round on top of its calls is taken from the times of the reference, whose round is one token. That of a
-  call of the drafter is taken from the times of the drafter alone, if it was timed: a loop of small steps costs more.
-  """
-  method = point.build()
-  base = experiment.reference_of(point)
-  over = method.about.over
-  if counted is None or floor is None or base is None or over is None:
-    return None
-  reference = base.build()
-  is_over = reference.about.is_baseline and reference.about.over == over
-  if not is_over or {*reference.slots} != {*over.models(method.slots)}:
-    return None
-  forward = [cost_model.by_width(times) for times in floor['forward_s'].values()]
-
-  def a_token(some):
-    return sum(x[0] for x in some.values()) / sum(x[1] for x in some.values())
-
-  overhead = 0.0
-  draft = forward[method.slots[0]][1]
-  if mine := timed.get(base.name):
-    overhead = max(0.0, a_token(mine) - sum(forward[m][1] for m in reference.slots))
-  for point in experiment.points if method.slots[0] != method.slots[-1] else ():
-    other = point.build()
-    if point.name in timed and other.about.is_baseline and other.slots == method.slots[:1]:
-      draft = max(draft, a_token(timed[point.name]))
-  return cost_model.predict_method(method, counted, cost_model.Costs(draft, forward[method.slots[-1]], overhead))

@@ -6,7 +6,6 @@ compiled program is the same sum, of bytes.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-from typing import Any
 
 import numpy as np
 
@@ -122,30 +121,6 @@ def predict(
   return float(about.speedup(rate, about.block, cost_ratio, verify_cost, overhead))
 
 
-def predict_method(method: Method, counts: Mapping[str, Any], costs: Costs) -> dict[str, float] | None:
-  """Return {'ratio', 'cost_ratio', 'acceptance', 'overhead'} of a method, None where there is no formula.
-
-  `counts` has rounds, tested_at and accepted_at as in `engine.stats.Stats`, summed over rows.
-  """
-  about = method.about
-  as_long_as_said = about.accepts_all or not method.policy.varies()
-  if about.speedup is None or not as_long_as_said or not sum(counts['tested_at']):
-    return None
-  tested = counts['tested_at']
-  accepted = counts['accepted_at']
-  overhead = costs.overhead / costs.token
-  if about.accepts_all:  # the question at each position was whether to draft
-    rates = by_position([counts['rounds'], *tested[:-1]], tested)
-    width = theory.tokens_per_round(theory.ByPosition(rates), about.block)
-    ratio = predict(method, rates, costs.ratio, costs.window(width) / costs.token, overhead)
-  else:
-    ratio = speedup(method, by_position(tested, accepted), costs)
-  if ratio is None:
-    return None
-  acceptance = float(sum(accepted) / sum(tested))
-  return dict(ratio=ratio, cost_ratio=costs.ratio, acceptance=acceptance, overhead=overhead)
-
-
 def by_position(tested: Sequence[int], accepted: Sequence[int]) -> tuple[float, ...]:
   """Return the acceptance rate at each position in the block, one rate for the positions from where tests are few."""
   tested = np.asarray(tested)
@@ -169,8 +144,3 @@ def window(method: Method) -> int:
 def at_width(forward: Mapping[int, float], width: float) -> float:
   """Return the time of a window, between measured widths on the line between them, beyond them that of the widest."""
   return float(np.interp(width, sorted(forward), [forward[w] for w in sorted(forward)]))
-
-
-def by_width(forward: Mapping) -> dict[int, float]:
-  """Return {width: seconds} with numbers for keys, which JSON has as text."""
-  return {int(w): float(s) for w, s in forward.items()}

@@ -5,7 +5,6 @@ It times whatever is callable: a decode, rounds inside the decode loop (`full_ro
 """
 
 from collections.abc import Callable, Mapping, Sequence
-import concurrent.futures
 import dataclasses
 import functools
 import time
@@ -271,35 +270,3 @@ def _extended(network: Network, params, cache, tokens: Array, position: Array, t
   packing = Packing.of(jnp.full(batch, total // batch), width, total)
   logits, cache = network.extend(params, cache, tokens, position, packing)
   return packing.unpack(logits), cache
-
-
-def measure(
-  models: Sequence[Model],
-  widths: Sequence[int],
-  *,
-  batch: int = 1,
-  source: int = 16,
-  tokens: int = 64,
-  trials: int = 5,
-  tell: Callable[[str, int], None] = lambda name, width: None,
-) -> dict[str, dict[str, float]]:
-  """Return {model: {width: median seconds}}, the measurements interleaved; `tokens` are the most new ones.
-
-  `tell(model's name, width)` is called when a pass is compiled, which takes the most of it.
-  """
-  keys = [(m, w) for m in models for w in sorted({*widths})]
-  with concurrent.futures.ThreadPoolExecutor(multihost.threads()) as pool:  # they compile side by side
-    sizes = dict(source=source, tokens=tokens, window=max(widths))
-
-    def measured(key):
-      return forward_seconds(key[0], batch, key[1], **sizes)
-
-    made = pool.map(measured, keys)
-    timers = {}
-    for (m, w), timer in zip(keys, made, strict=True):
-      timers[m.name, str(w)] = timer
-      tell(m.name, w)
-  seconds = {m.name: {} for m in models}
-  for (name, width), values in interleave(timers, trials).items():
-    seconds[name][width] = float(np.median(values))
-  return seconds

@@ -20,7 +20,6 @@ def point(curve, value=None, quality=None, ratio=None, *, parameter='alpha', tem
     quality_ci=None,
     latency=None,
     counts=None,
-    predicted=None,
   )
   if quality is not None:
     record |= dict(quality={'bleu': quality}, quality_ci={'bleu': [quality - 1.5, quality + 1.5]})
@@ -80,7 +79,6 @@ def results(points, *, reference='target only', **more):
     environment={'device': 'cpu', 'versions': {'jax': '0.10.2', 'flax': '0.12.8'}, 'cpus': 2},
     command='python -m speccascade.run',
     points=points,
-    floor=None,
     tables=[],
     traces=[],
   )
@@ -106,7 +104,6 @@ def cascades(temperatures=(0.0, 1.0)):
     ]
     for name, rows in sweeps.items():
       for value, quality, ratio, rate, deferred in rows:
-        prediction = dict(ratio=ratio * 1.07, cost_ratio=0.1, acceptance=rate, overhead=0.2)
         points.append(
           point(
             name,
@@ -115,7 +112,6 @@ def cascades(temperatures=(0.0, 1.0)):
             ratio - 0.1 * t,
             temperature=t,
             counts=counts(rate, deferred),
-            predicted=prediction,
           )
         )
   points += [

@@ -127,9 +127,7 @@ def test_names_that_do_not_fit_side_by_side_stand_upright(names, upright):
 
 def test_the_legend_has_every_name():
   series = [charts.Series(name, i, [charts.Mark(i, 1)]) for i, name in enumerate(['_mine', 'a'])]
-  (svg,) = drawing.draw(
-    charts.Chart('', 'x', [charts.Panel('', '', '', series, diagonal=True, line_at=1)])
-  ).files.values()
+  (svg,) = drawing.draw(charts.Chart('', 'x', [charts.Panel('', '', '', series, line_at=1)])).files.values()
   _, legend = svg.decode().split('id="legend_1"')
   assert re.findall('<text[^>]*>([^<]*)<', legend) == ['_mine', 'a']
 

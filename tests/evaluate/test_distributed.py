@@ -298,7 +298,7 @@ def test_a_model_cut_over_two_processes_decodes_what_it_does_in_one(pair, data, 
     assert (folder / name).read_bytes() == (pair.parent / 'one' / name).read_bytes()
   assert len((folder / 'traces.jsonl').read_text().splitlines()) == 8
   environment_of = json.loads((folder / 'environment.json').read_text())
-  assert environment_of['devices'] == 4 and json.loads((folder / 'floor.json').read_text())['forward_s']['large']
+  assert environment_of['devices'] == 4
 
 
 @pytest.mark.full

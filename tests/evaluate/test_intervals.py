@@ -83,7 +83,7 @@ def _records(quality, seconds, batch=1):
       about = dict(temperature=0.0, batch=batch, trial=0, examples=some, curve=curve, value=value)
       timings.append(about | dict(seconds=s, tokens=6))
   experiment = dataclasses.replace(EXPERIMENT, latency_batches=(batch,))
-  return [result.to_json() for result in summary.points(experiment, lines, timings, None)]
+  return [result.to_json() for result in summary.points(experiment, lines, timings)]
 
 
 def test_the_speed_up_at_the_large_models_quality_has_an_interval():

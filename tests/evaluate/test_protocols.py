@@ -212,14 +212,6 @@ def test_both_decodes_of_a_sequence_cascade_are_warm(loaded, tmp_path, monkeypat
   assert thresholds == [np.inf, -100]
 
 
-def test_forward_passes_are_timed_at_every_width(models):
-  found = timing.measure(models, [1, 4], source=4, tokens=6, trials=2)
-  assert list(found) == ['toy2', 'toy1'] and all(set(v) == {'1', '4'} for v in found.values())
-  assert all(s > 0 for v in found.values() for s in v.values())
-  by_block = Curve('sd', methods.speculative, rules.speculative, 'block', (2, 7))
-  assert protocols.widths(dataclasses.replace(EXPERIMENT, curves=[TARGET, OPT, by_block])) == [1, 3, 4, 8]
-
-
 def test_passes_that_are_timed_in_turn_are_those_asked_for():
   made = collections.Counter()
 
@@ -246,7 +238,7 @@ def test_a_queue_has_a_steady_part_and_one_batch_a_prefill(loaded, tmp_path):
     experiment = dataclasses.replace(EXPERIMENT, latency_queue=queue, **sizes)
     lines[queue] = _lines(_latency(experiment, loaded, tmp_path / f'{queue}'))
     assert all({*protocols.LATENCY_KEYS, 'seconds', 'tokens'} <= line.keys() for line in lines[queue])
-    records = _records(experiment, [], lines[queue], None)
+    records = _records(experiment, [], lines[queue])
     for record in records:
       times = record['latency']
       steady = queue == 3 and record['curve'] != 'seq'
@@ -279,7 +271,7 @@ def test_ratios_compare_sums_of_medians_over_the_same_examples():
     for example, seconds in enumerate((0.2, 0.4) * 3):
       timings.append(_timing('target only', example, trial, slow * seconds))
       timings.append(_timing('draft only', example, trial, slow * seconds / 4))
-  target, draft = _records(ALONE, [], timings, None)
+  target, draft = _records(ALONE, [], timings)
   assert target['latency']['ratio'] == 1 and target['latency']['ratio_ci'] == [1, 1]
   took = draft['latency']
   assert took['ratio'] == pytest.approx(4) and took['ratio_ci'] == pytest.approx([4, 4])
@@ -291,9 +283,9 @@ def test_ratios_compare_sums_of_medians_over_the_same_examples():
   slow = 'draft only', 1
   slower = [x | dict(seconds=2 * x['seconds']) if (x['curve'], *x['examples']) == slow else x for x in timings]
   divided = dataclasses.replace(ALONE, task=dataclasses.replace(ALONE.task, examples=examples))
-  found = _records(divided, [], slower, None)[1]['latency']['ratio_by_domain']
+  found = _records(divided, [], slower)[1]['latency']['ratio_by_domain']
   assert found == {'a': pytest.approx(4), 'b': pytest.approx(3)}  # 1.2 s over .1 + .1 + .2
-  few = _records(ALONE, [], [x for x in timings if x['examples'][0] < 5], None)[1]['latency']
+  few = _records(ALONE, [], [x for x in timings if x['examples'][0] < 5])[1]['latency']
   assert (few['groups'], few['ratio_ci'], few['tokens_per_s_ratio_ci']) == (5, None, None)
   assert few['ratio'] == pytest.approx(4)
 
@@ -308,7 +300,7 @@ def test_settings_that_decoded_alike_have_the_times_of_all_of_them():
     counted |= dict.fromkeys(('accepted_lengths', 'verified_lengths', 'tested_at', 'accepted_at'), [0])
     lines += [counted | dict(temperature=0.0, curve='opt', value=value, example=i) for i in range(10)]
   some = dataclasses.replace(EXPERIMENT, curves=[TARGET, OPT], temperatures=(0.0,), latency_examples=6)
-  took = [x['latency'] for x in _records(some, lines, timings, None)]
+  took = [x['latency'] for x in _records(some, lines, timings)]
   assert [x['ratio'] for x in took] == pytest.approx([1, 4 / 3, 4 / 3, 0.5]) and [x['trials'] for x in took] == [
     1,
     2,
@@ -322,14 +314,14 @@ def test_tokens_per_second_and_the_parts_of_a_time_are_compared_too():
   for example in range(6):
     timings.append(_timing('target only', example, 0, 2.0, 20) | {'prefill_seconds': 0.5})
     timings.append(_timing('draft only', example, 0, 1.0, 30) | {'prefill_seconds': 0.25})
-  target, draft = (x['latency'] for x in _records(ALONE, [], timings, None))
+  target, draft = (x['latency'] for x in _records(ALONE, [], timings))
   assert (target['ratio'], target['tokens_per_s_ratio']) == (1, 1) and target['tokens_per_s_ratio_ci'] == [1, 1]
   assert draft['ratio'] == 2 and draft['tokens_per_s_ratio'] == pytest.approx(3)
   assert draft['tokens_per_s_ratio_ci'] == pytest.approx([3, 3]) and draft['prefill_share'] == 0.25
   assert draft['tokens_per_s'] == 30 and draft['decode_tokens_per_s'] == pytest.approx(40)
   assert target['steady_tokens_per_s'] is target['steady_ratio'] is None
   queued = [x | dict(steady_seconds=x['seconds'] / 2, steady_tokens=x['tokens'] // 5) for x in timings]
-  target, draft = (x['latency'] for x in _records(ALONE, [], queued, None))
+  target, draft = (x['latency'] for x in _records(ALONE, [], queued))
   assert target['steady_tokens_per_s'] == 4 and draft['steady_ratio'] == pytest.approx(3)
 
 
@@ -341,7 +333,7 @@ def test_each_value_is_compared_with_its_own_reference():
   )
   seconds = {('opt', 0.1): 4.0, ('opt', 0.2): 2.0, ('other', 0.1): 1.0, ('other', 0.2): 1.0, ('target only', None): 1.0}
   timings = [_timing(name, i, 0, s) | {'value': value} for (name, value), s in seconds.items() for i in range(2)]
-  records = _records(experiment, [], timings, None)
+  records = _records(experiment, [], timings)
   ratios = {(x['curve'], x['value']): x['latency']['ratio'] for x in records}
   assert ratios == {('target only', None): None, ('opt', 0.1): 1, ('opt', 0.2): 1, ('other', 0.1): 4, ('other', 0.2): 2}
   assert [x['matched_ci'] for x in records] == [None] * 5
@@ -356,13 +348,13 @@ def test_the_interval_of_a_ratio_covers_the_ratio_as_often_as_it_says():
       seconds = rng.lognormal(sigma=0.3)
       timings.append(_timing('target only', example, 0, seconds))
       timings.append(_timing('draft only', example, 0, seconds / 2 * rng.lognormal(sigma=0.2) / np.exp(0.02)))
-    low, high = _records(many, [], timings, None)[1]['latency']['ratio_ci']
+    low, high = _records(many, [], timings)[1]['latency']['ratio_ci']
     covered += low <= 2 <= high
   assert covered >= 85
 
 
 def test_quality_has_an_interval_and_counts_add_up(quality):
-  points = _records(EXPERIMENT, _lines(quality), [], None)
+  points = _records(EXPERIMENT, _lines(quality), [])
   assert [(p['curve'], p['value'], p['temperature'], p['batch']) for p in points] == [
     (*p.key, t, 4) for t in (0.0, 1.0) for p in EXPERIMENT.points
   ]
@@ -399,7 +391,7 @@ def test_calls_of_the_large_model_are_counted_for_every_method(loaded, tmp_path)
   ]
   experiment = dataclasses.replace(EXPERIMENT, curves=curves, temperatures=(1.0,), quality_batch=1)
   lines = _lines(_quality(experiment, loaded, tmp_path / 'q'))
-  counted = {x['curve']: x['counts'] for x in _records(experiment, lines, [], None)}
+  counted = {x['curve']: x['counts'] for x in _records(experiment, lines, [])}
   assert counted['target only']['calls_per_token'] == 1 and counted['draft only']['calls_per_token'] == 0
   for name in ('exact', 'opt', 'lossy'):
     calls = counted[name]['calls_per_token']
@@ -413,7 +405,7 @@ def test_calls_of_the_large_model_are_counted_for_every_method(loaded, tmp_path)
 def test_acceptance_is_divided_by_round_prompt_and_domain(quality):
   examples = [dataclasses.replace(e, info={'kind': 'odd' if e.index % 2 else 'even'}) for e in toys.task().examples]
   task = dataclasses.replace(EXPERIMENT.task, examples=examples)
-  records = _records(dataclasses.replace(EXPERIMENT, task=task, domain='kind'), _lines(quality), [], None)
+  records = _records(dataclasses.replace(EXPERIMENT, task=task, domain='kind'), _lines(quality), [])
   for record in records:
     counted = record['counts']
     names = ('accepted_by_round', 'texts_by_round', 'acceptance_by_prompt', 'acceptance_by_domain')
@@ -430,7 +422,7 @@ def test_acceptance_is_divided_by_round_prompt_and_domain(quality):
 
 
 def test_the_interval_of_a_difference_pairs_the_examples(quality):
-  points = _records(EXPERIMENT, _lines(quality), [], None)
+  points = _records(EXPERIMENT, _lines(quality), [])
   base, other = points[0], points[2]
   assert base['quality_gain_ci'] == {'overlap': [0, 0]}
   scores = [
@@ -454,7 +446,7 @@ def test_what_the_metrics_see_is_post_processed(quality):
   task = dataclasses.replace(
     EXPERIMENT.task, metrics={'m': metric}, postprocess=lambda text, example: f'{example.index}: {text}'
   )
-  points = _records(dataclasses.replace(EXPERIMENT, task=task), _lines(quality), [], None)
+  points = _records(dataclasses.replace(EXPERIMENT, task=task), _lines(quality), [])
   assert seen[0] == (1, f'1: {_lines(quality)[1]["prediction"]}') and points[0]['quality_ci'] == {'m': None}
 
 
@@ -462,7 +454,7 @@ def test_a_metric_that_is_no_number_at_the_end_is_none(quality):
   undefined = metrics.Mean(lambda example, text: float('nan'))
   judged = {'f': lambda examples, texts: float('inf'), 'sums': undefined}
   task = dataclasses.replace(EXPERIMENT.task, metrics=judged)
-  (first, *_) = _records(dataclasses.replace(EXPERIMENT, task=task), _lines(quality), [], None)
+  (first, *_) = _records(dataclasses.replace(EXPERIMENT, task=task), _lines(quality), [])
   assert first['quality'] == first['quality_ci'] == {'f': None, 'sums': None} and first['quality_gain_ci'] == {}
 
 
@@ -471,7 +463,7 @@ def test_a_token_cascade_counts_the_verifiers_tokens_as_deferred(loaded, tmp_pat
   sequence = Curve('seq', methods.sequence_cascade, None, 'threshold', (-1.5,))
   experiment = dataclasses.replace(EXPERIMENT, curves=[TARGET, cascade, sequence], temperatures=(0.0,), quality_batch=1)
   lines = _lines(_quality(experiment, loaded, tmp_path / 'q'))
-  _, often, seldom, whole = (p['counts']['deferral_rate'] for p in _records(experiment, lines, [], None))
+  _, often, seldom, whole = (p['counts']['deferral_rate'] for p in _records(experiment, lines, []))
   assert 0 < seldom < often < 1
   answers = [x for x in lines if x['curve'] == 'seq']
   assert whole == sum(set(x['source']) == {1} for x in answers) / 10

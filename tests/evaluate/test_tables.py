@@ -174,14 +174,6 @@ def test_the_table_by_domain_has_what_a_call_of_the_large_model_yields():
   assert table['rows'] == [['a', 'α = 0.3', 'code', 1, None, None, None], ['a', 'α = 0.3', 'qa', 2, 0.4, 1.5, 1.4]]
 
 
-def test_the_prediction_table_divides_the_measured_by_the_predicted():
-  predicted = dict(ratio=2.0, cost_ratio=0.1, acceptance=0.7, overhead=0.2)
-  results = made.results([point('target only', ratio=1.0), point('a', 0.3, ratio=1.5, predicted=predicted)])
-  (table,) = by_title(results, 'Prediction')
-  assert table['rows'] == [['a', 'α = 0.3', 0.7, 0.1, 0.2, 2.0, 1.5, 0.75]]
-  assert 'falls short of predicted' in table['note']
-
-
 def test_results_without_any_measurement_still_have_a_summary():
   titles = [t['title'] for t in tables.tables(made.results([point('target only'), point('a', 0.1)]))]
   assert titles == ['Summary, T = 0']

@@ -1,6 +1,6 @@
 """The report of an experiment: everything here is a function of the dict that `results.json` holds.
 
-`points` reads the measured points, `tables` and `verdict` derive the tables and findings, `charts` describes each chart
+`points` reads the measured points, `tables` derives the tables, `charts` describes each chart
 once and `drawing` draws it for page and files; `formats` and `page` write text and HTML, `outputs` all files.
 """
 

@@ -47,7 +47,6 @@ class Panel:
   lines: bool = True  # whether the marks of a series are connected
   bars: float = 0.0  # of a histogram, whose marks are the middles of bars so wide
   line_at: float | None = None  # a dashed horizontal line
-  diagonal: bool = False  # whether the line of equal x and y is drawn
   integer_x: bool = False  # whether x has integers alone
   x_names: Sequence[str] = ()  # of 0, 1, …, where x is no number
   y_limits: tuple[float, float] | None = None
@@ -266,14 +265,6 @@ def _speed_by_parameter(results: dict, title: str, points: Sequence[PointResult]
   ]
 
 
-def _prediction(results: dict, title: str, points: Sequence[PointResult]) -> list[Panel]:
-  """Describe measured speed-ups against predicted ones."""
-  known = [p for p in points if p.predicted and p.ratio is not None]
-  axis = 'predicted from acceptance, times of passes and overhead of a token'
-  series = _series(results, known, lambda p: _speed(p, p.predicted['ratio']))
-  return [Panel(f'speed-up, {title}', axis, 'measured', series, lines=False, diagonal=True)] if series else []
-
-
 CHARTS: dict[str, dict[str, Callable]] = {
   'Quality and time': {'quality_latency': _quality_by_time},
   'Quality by deferral': {'quality_deferral': _quality_by_deferral},
@@ -284,7 +275,6 @@ CHARTS: dict[str, dict[str, Callable]] = {
     'acceptance_by_prompt': _acceptance_by_prompt,
   },
   'Parameters': {'speed_by_parameter': _speed_by_parameter},
-  'Prediction and measurement': {'prediction': _prediction},
 }
 
 

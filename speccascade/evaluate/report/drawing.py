@@ -52,11 +52,6 @@ def _draw_panel(axes: Any, panel: Panel) -> dict[str, Any]:
   handles = {series.label or series.curve: _draw_series(axes, series, panel) for series in panel.series}
   if panel.line_at is not None:
     axes.axhline(panel.line_at, color=INK, **DASHED)
-  if panel.diagonal:
-    values = [v for s in panel.series for m in s.marks for v in (m.x, m.y)]
-    pad = 0.06 * (max(values) - min(values)) or 0.1
-    ends = [min(values) - pad, max(values) + pad]
-    axes.plot(ends, ends, color=QUIET, **DASHED)
   if panel.note:
     axes.text(0.01, 0.02, panel.note, transform=axes.transAxes, color=QUIET, fontsize=9)
   if panel.integer_x:

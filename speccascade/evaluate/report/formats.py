@@ -8,7 +8,7 @@ from pathlib import Path
 from speccascade.evaluate.published import OF_POINTS
 from speccascade.evaluate.published import QUALITY as QUALITY_OF
 from speccascade.evaluate.report import points as pts
-from speccascade.evaluate.report import tables, verdict
+from speccascade.evaluate.report import tables
 
 NEXT = """
 Next:
@@ -53,9 +53,8 @@ def as_csv(results: dict) -> str:
 
 
 def as_markdown(results: dict, *, every_table: bool) -> str:
-  """Return the findings and the summaries, or every table, as Markdown."""
+  """Return the summaries, or every table, as Markdown."""
   parts = [f'# {results["name"]}: {results["task"]}']
-  parts += [f'{title}: {text}' for title, _, text in verdict.findings(results)]
   parts += [markdown(t) for t in results['tables'] if every_table or t['title'].startswith('Summary')]
   return '\n\n'.join(parts)
 

@@ -1,4 +1,4 @@
-"""One HTML page with the findings of an experiment; it loads nothing, and opens from any folder.
+"""One HTML page with the results of an experiment; it loads nothing, and opens from any folder.
 
 report.html is its Jinja template, which escapes all texts of the data: prompts may hold any text. Charts are images;
 report.js shows texts at the pointer and sorts tables.
@@ -11,7 +11,7 @@ from typing import Any
 
 import jinja2
 
-from speccascade.evaluate.report import charts, formats, tables, verdict
+from speccascade.evaluate.report import charts, formats, tables
 from speccascade.evaluate.report import points as pts
 from speccascade.evaluate.report.drawing import Drawing
 
@@ -45,8 +45,6 @@ def page(results: dict, drawings: Sequence[Drawing]) -> str:
     css=(folder / 'report.css').read_text(encoding='utf-8'),
     js=(folder / 'report.js').read_text(encoding='utf-8'),
     results=results,
-    findings=verdict.findings(results),
-    compared=verdict.compared(results),
     sections=_sections(results, drawings),
     sources=_sources(results['traces'] or []),
   )
@@ -108,7 +106,4 @@ def _environment(results: dict) -> list[tuple[str, str]]:
       value = ', '.join(f'{k} {v}' for k, v in value.items() if v is not None)
     if value is not None:
       rows.append((name, value))
-  for name, forward in ((results['floor'] or {}).get('forward_s') or {}).items():
-    times = ', '.join(f'{1e3 * s:.3g} ms for {w}' for w, s in forward.items())
-    rows.append((f'forward pass of {name}', f'{times} token(s) at once'))
   return rows

@@ -46,8 +46,8 @@ class Times:
 class PointResult:
   """What was measured of a point at a temperature and a batch size, None where it was not.
 
-  Its quality and the 95 % intervals of that and of the difference to the reference's are by metric; counts and rates,
-  and the prediction of the `cost_model`, are by name.
+  Its quality and the 95 % intervals of that and of the difference to the reference's are by metric; counts and rates
+  are by name.
   """
 
   curve: str
@@ -63,7 +63,6 @@ class PointResult:
   counts: Mapping[str, Any] | None = None
   quality_gain_ci: Mapping[str, Interval] = dataclasses.field(default_factory=dict)
   latency: Times | None = None
-  predicted: Mapping[str, float] | None = None
   matched_ci: Sequence[float | None] | None = None  # of the curve's speed-up at the reference's quality
   values: Sequence[Any] = ()  # of points that are one, for they decoded alike
 

@@ -72,7 +72,6 @@ def tables(results: dict) -> list[Table]:
     made.append(_collaborative(results, title, points))
     made.append(_deferral(results, title, points))
     made.append(_domains(title, points))
-    made.append(_prediction(title, points))
   return [t for t in made if t is not None]
 
 
@@ -131,7 +130,8 @@ def summary(results: dict, title: str, points: Sequence[PointResult]) -> Table:
   if _any_timed(points, 'steady_tokens_per_s'):
     note += ' steady: of a queue, while every row is in use.'
   if faulty:
-    note += ' faults: outputs that ended where nothing could be drawn; judged by what they had until there, not timed.'
+    note += ' faults: outputs that ended where nothing could be drawn; judged by what they had until there, not timed. '
+    note += next(p.fault for p in points if p.fault)
   return _filled(f'Summary, {title}', columns, rows, note)
 
 
@@ -307,24 +307,6 @@ def _domains(title: str, points: Sequence[PointResult]) -> Table | None:
     'Speed-up: over the examples of the domain that were timed.'
   )
   return dict(title=f'By domain, {title}', columns=columns, rows=rows, note=note) if rows else None
-
-
-def _prediction(title: str, points: Sequence[PointResult]) -> Table | None:
-  """Make the table of measured speed-ups next to those that acceptance and forward times predict."""
-  rows = []
-  for p in (p for some in pts.curves(points).values() for p in some):
-    if p.predicted and p.ratio is not None:
-      predicted = [p.predicted[k] for k in ('acceptance', 'cost_ratio', 'overhead', 'ratio')]
-      rows.append([p.curve, p.setting, *predicted, p.ratio, p.ratio / p.predicted['ratio']])
-  columns = ['method', 'setting', 'acceptance', 'cost ratio', 'overhead', 'predicted', 'measured']
-  columns.append('measured / predicted')
-  note = (
-    'Predicted from acceptance, the times of forward passes and, where it was timed, of a token of the drafter alone '
-    '(the cost ratio). Overhead is what a token of the reference costs on top of its calls, in forward passes of the '
-    'large model, and is charged to every round. Not counted are the test of a block and the last round, in which a '
-    'short text ends inside its block: where they matter measured falls short of predicted.'
-  )
-  return dict(title=f'Prediction and measurement, {title}', columns=columns, rows=rows, note=note) if rows else None
 
 
 def _filled(title: str, columns: Sequence[Column], rows: Sequence[Any], note: str) -> Table:
