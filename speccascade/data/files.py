@@ -295,9 +295,17 @@ def lines(path: str | os.PathLike) -> list[str]:
     FileNotFoundError: if there is no such file.
     ValueError: if the file is empty, damaged or not UTF-8.
   """
+  text = read_text(path)
+  if not text.strip():
+    raise ValueError(f'{path}: the file is empty.')
+  return [line.removesuffix('\r') for line in text.removesuffix('\n').split('\n')]
+
+
+def read_text(path: str | os.PathLike) -> str:
+  """Return the text of a plain or gzipped file, or of a pipe; it raises the errors of `lines`."""
   file = storage.resolve(path)
   with storage.client_errors():
-    if not file.is_file():
+    if file.is_dir() or not file.exists():
       raise FileNotFoundError(f'{path}: no such file; give the path of a text file, plain or gzipped.')
     data = file.read_bytes()
   if data[:2] == b'\x1f\x8b':
@@ -306,13 +314,10 @@ def lines(path: str | os.PathLike) -> list[str]:
     except (OSError, EOFError, zlib.error) as e:
       raise ValueError(f'{path}: a damaged gzip file ({e}); fetch it again.') from None
   try:
-    text = data.decode('utf-8-sig')
+    return data.decode('utf-8-sig')
   except UnicodeDecodeError as e:
     line = data[: e.start].count(b'\n') + 1
     raise ValueError(f'{path}: line {line} is not UTF-8 ({e.reason}); convert the file, as with iconv.') from None
-  if not text.strip():
-    raise ValueError(f'{path}: the file is empty.')
-  return [line.removesuffix('\r') for line in text.removesuffix('\n').split('\n')]
 
 
 def _records(path: str) -> list[tuple[str, dict[str, Any]]]:

@@ -18,6 +18,7 @@ import dataclasses
 from pathlib import Path
 import sys
 
+from speccascade.data import files
 from speccascade.decode import lines, options
 from speccascade.engine import validate
 from speccascade.host import commands, storage
@@ -59,7 +60,7 @@ def _run(args: argparse.Namespace) -> int:
   method = options.method(args, len(args.models))
   validate.check_method(method, len(args.models))
   call = dict(sampler=options.sampler(args), seed=args.seed, max_new_tokens=args.max_new_tokens, truncate=args.truncate)
-  text = lines.read_text(source)
+  text = files.read_text(source)
   requests = lines.parse(source, text)
   header = lines.header(options.digests(args), text, options.settings(args, but=_OF_NO_ROW))
   models = options.load_models(args)

@@ -9,7 +9,6 @@ import os
 from pathlib import Path
 import sys
 from typing import Any
-import zlib
 
 import jax
 import numpy as np
@@ -249,19 +248,6 @@ def decode_to(rows: 'File | Stream', method, models: Sequence[Model], asked: Seq
     for i, row in stream(method, models, asked, skip=done, **call):
       rows.add(record(row, *every[i]))
       bar.add(1)
-
-
-def read_text(path: Path) -> str:
-  """Return the text of a file, which may be compressed."""
-  if path.is_dir() or not path.exists():
-    raise FileNotFoundError(f'{path}: no such file; give the path of JSON lines.')
-  data = path.read_bytes()
-  try:
-    return (gzip.decompress(data) if data[:2] == b'\x1f\x8b' else data).decode('utf-8-sig')
-  except (OSError, EOFError, zlib.error) as e:
-    raise ValueError(f'{path}: a damaged gzip file ({e}); compress it again.') from None
-  except UnicodeDecodeError as e:
-    raise ValueError(f'{path}: not UTF-8 ({e}); convert the file, as with iconv.') from None
 
 
 def check_requests(path: Path, method, models, asked: Sequence[Request], **call):

@@ -23,8 +23,6 @@ from speccascade.host import names, storage
 from speccascade.models import translation
 from speccascade.types import checked_int, Model, named_apart
 
-EXTRA_OUTPUTS = ('png',)
-
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
@@ -50,7 +48,6 @@ class Experiment:
     latency_queue: Examples per row in a timed call. With 3 or more, throughput is also that of the steady part.
     domain: The field of an example's info by which acceptance is shown.
     trace_examples: How many examples are shown token by token.
-    extra_outputs: Files that are written on request: 'png', the charts as PNG too.
     mesh: The jax.sharding.Mesh on which the models are loaded, or one of `sharding.unplaced`; None: one device.
     translate: Whether models that have other tokens than the last one are seen through its tokens.
   """
@@ -78,7 +75,6 @@ class Experiment:
   latency_queue: int = 1
   domain: str = 'domain'
   trace_examples: int = 4
-  extra_outputs: Sequence[str] = ()
   mesh: Any = None
   translate: bool = False
 
@@ -95,7 +91,7 @@ class Experiment:
       raise ValueError(f'{self.name}: the task {self.task.name} has no metrics.')
     ours = {name: metric for name, metric in self.task.metrics.items() if isinstance(metric, metrics.Summed)}
     metrics.check(ours, self.task.examples, lambda example: f'{self.task.name}: example {example.index}')
-    for name in ('temperatures', 'latency_batches', 'extra_outputs'):
+    for name in ('temperatures', 'latency_batches'):
       value = getattr(self, name)
       if isinstance(value, (str, float, int)):
         raise ValueError(f'{self.name}: {name}={value!r} is not a list.')
@@ -103,8 +99,6 @@ class Experiment:
     if not callable(self.models):
       object.__setattr__(self, 'models', self._listed_models())
     object.__setattr__(self, 'curves', self._listed_curves())
-    if unknown := [name for name in self.extra_outputs if name not in EXTRA_OUTPUTS]:
-      raise ValueError(f'{self.name}: extra_outputs has {unknown[0]!r}; it may have {", ".join(EXTRA_OUTPUTS)}.')
     self._check_counts()
     self._check_curves()
 

@@ -261,7 +261,7 @@ def _finish(study: Study, run: RunDir, command: str) -> Path:
       environment=run.read_json(ENVIRONMENT),
       command=command,
     )
-    report.write(record, folder.path, experiment.extra_outputs)
+    report.write(record, folder.path)
 
   quality.seal()
   timings.seal()

@@ -224,14 +224,14 @@ def passes_loop(
   batch: int,
   source: int,
   slots: int,
-  times: Sequence[int] | None = None,
+  times: Sequence[int],
   total: int | None = None,
   options: Sequence[tuple[str, str]] = (),
 ) -> Callable:
-  """Return a jitted function of (params, caches, rounds, totals) that feeds each pass's output on.
+  """Return a jitted function of (params, caches, rounds) that feeds each pass's output on.
 
-  The networks take turns: in a round the n-th makes `times[n]` passes of `widths[n]` tokens or, where that is not
-  given, as many as make `totals[n]` over all rounds. Layout, and options of XLA, are those of a decode.
+  The networks take turns: in a round the n-th makes `times[n]` passes of `widths[n]` tokens. Layout, and options of
+  XLA, are those of a decode.
   """
   first = source if networks[-1].start_id is None else 1
   start = jnp.ones((batch, max(widths)), jnp.int32)
@@ -241,7 +241,7 @@ def passes_loop(
   pinned = (lambda caches: caches) if layout is None else lambda caches: layout.pin(caches, layout.caches(caches))
 
   @functools.partial(jax.jit, compiler_options=dict(options))
-  def loop(params, caches, rounds, totals=None):
+  def loop(params, caches, rounds):
     def turn(i, carry):
       def feed(n, carry):
         tokens, cache = carry
@@ -253,8 +253,7 @@ def passes_loop(
       tokens = carry[0]
       caches = list(carry[1])
       for n in range(len(networks)):
-        count = times[n] if times else totals[n] * (i + 1) // rounds - totals[n] * i // rounds  # as even as can be
-        tokens, caches[n] = jax.lax.fori_loop(0, count, lambda _, x, n=n: feed(n, x), (tokens, caches[n]))
+        tokens, caches[n] = jax.lax.fori_loop(0, times[n], lambda _, x, n=n: feed(n, x), (tokens, caches[n]))
       return tokens, pinned(tuple(caches))
 
     return jax.lax.fori_loop(0, rounds, turn, (start, tuple(caches)))[0]

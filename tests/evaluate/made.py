@@ -124,9 +124,6 @@ def cascades(temperatures=(0.0, 1.0)):
 def trace(curve, value, prompt='Two dogs run.', **more):
   """Return a trace of a few tokens of every source."""
   rows = [('▁Zwei', 'drafter'), ('▁Hunde', 'drafter'), ('▁laufen', 'residual'), ('.', 'bonus'), ('</s>', 'verifier')]
-  tokens = [
-    dict(text=text, source=source, q=0.5 - 0.05 * i, p=0.8, pi=0.75 if i else None)
-    for i, (text, source) in enumerate(rows)
-  ]
+  tokens = [dict(text=text, source=source) for text, source in rows]
   record = dict(curve=curve, value=value, temperature=0.0, example=3, prompt=prompt, target='Zwei Hunde laufen.')
   return record | dict(tokens=tokens) | more

@@ -20,7 +20,7 @@ def described(results, start):
 
 def drawn(chart):
   """Return the SVG of a chart without its legend."""
-  root = ElementTree.fromstring(next(iter(drawing.draw(chart).files.values())))
+  root = ElementTree.fromstring(drawing.draw(chart).svg)
   for parent in list(root.iter()):
     for child in [c for c in parent if c.get('id') == 'legend_1']:
       parent.remove(child)
@@ -94,7 +94,7 @@ def test_acceptance_is_drawn_by_round_prompt_and_domain():
   prompts, by_domain = described(results, 'acceptance_by_prompt').panels
   assert marks(prompts) == {'a': [(0.125, 0), (0.375, 0.75), (0.625, 0.25), (0.875, 0)]}
   assert by_domain.x_names == ['code', 'prose'] and marks(by_domain) == {'a': [(1, 0.4), (0, 0.7)]}
-  text = drawing.draw(described(results, 'acceptance_by_prompt')).files['acceptance_by_prompt_T0.svg'].decode()
+  text = drawing.draw(described(results, 'acceptance_by_prompt')).svg.decode()
   assert '>code<' in text and '>prose<' in text
 
 
@@ -121,13 +121,13 @@ def test_a_histogram_has_bars():
 @pytest.mark.parametrize('names, upright', [(['code', 'prose'], False), (['a name that is long'] * 4, True)])
 def test_names_that_do_not_fit_side_by_side_stand_upright(names, upright):
   panel = charts.Panel('', '', '', [charts.Series('a', 0, [charts.Mark(0, 1)])], x_names=names)
-  (svg,) = drawing.draw(charts.Chart('', 'x', [panel])).files.values()
+  svg = drawing.draw(charts.Chart('', 'x', [panel])).svg
   assert bool(re.search(rf'rotate\(-90[^>]*>{names[0]}<', svg.decode())) == upright
 
 
 def test_the_legend_has_every_name():
   series = [charts.Series(name, i, [charts.Mark(i, 1)]) for i, name in enumerate(['_mine', 'a'])]
-  (svg,) = drawing.draw(charts.Chart('', 'x', [charts.Panel('', '', '', series, line_at=1)])).files.values()
+  svg = drawing.draw(charts.Chart('', 'x', [charts.Panel('', '', '', series, line_at=1)])).svg
   _, legend = svg.decode().split('id="legend_1"')
   assert re.findall('<text[^>]*>([^<]*)<', legend) == ['_mine', 'a']
 
@@ -136,7 +136,7 @@ def test_the_middle_setting_of_each_curve_is_drawn():
   points = [point('a', x, counts=made.counts(x)) for x in (0.1, 0.2, 0.3)]
   chart = described(made.results(points), 'acceptance')
   assert [[s.label for s in panel.series] for panel in chart.panels] == [['a at α = 0.2']] * 2
-  assert 'a at α = 0.2' in drawing.draw(chart).files['acceptance_T0.svg'].decode()
+  assert 'a at α = 0.2' in drawing.draw(chart).svg.decode()
 
 
 def test_only_parameters_that_vary_are_drawn():
@@ -161,7 +161,7 @@ def test_ten_curves_have_ten_looks_and_the_models_alone_their_own():
 
 def test_a_file_names_every_curve_and_its_axes_as_they_are():
   points = [point('target only', quality=28.0, ratio=1.0), point(r'$\frac{$ of $x^2$', 0.1, 27.0, 1.2)]
-  text = drawing.draw(described(made.results(points), 'quality')).files['quality_latency_T0.svg'].decode()
+  text = drawing.draw(described(made.results(points), 'quality')).svg.decode()
   for name in ('target only', r'$\frac{$ of $x^2$', 'BLEU', 'time relative to target only'):
     assert name in text
 

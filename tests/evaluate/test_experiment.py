@@ -99,7 +99,6 @@ def test_mistakes_are_named():
   assert says(error(latency_examples=5, latency_batches=[2], latency_queue=3), 'latency_queue of 3', '6', '5')
   assert 'latency_queue=2' in error(latency_queue=2)
   assert 'no latency_batches' in error(latency_examples=5, latency_batches=[])
-  assert says(error(extra_outputs=['jpeg']), 'jpeg', 'png')
   unsaid = Curve('alone', methods.autoregressive)
   assert "alone decodes with one of 2 models; say which, as in settings = {'model': 1}" in error(
     curves=[TARGET, unsaid], models=[toys.models, toys.models]

@@ -60,16 +60,6 @@ def test_what_shows_the_results_costs_a_warning_and_none_of_them(tmp_path, monke
   assert 'warning: ' not in capsys.readouterr().err and (tmp_path / 'report.html').exists()
 
 
-def test_pngs_are_written_on_request(tmp_path):
-  results = made.results([made.point('target only', quality=28.0, ratio=1.0), made.point('a', 0.1, 27.0, 1.2)])
-  for extra in ([], ['png']):
-    folder = tmp_path / str(len(extra))
-    folder.mkdir()
-    report.write(results, folder, extra)
-    assert {p.name for p in folder.iterdir()} - {'curves'} >= {'results.json', 'report.html'}
-    assert {p.suffix for p in (folder / 'curves').iterdir()} == {'.svg'} | ({'.png'} if extra else set())
-
-
 def test_a_bucket_without_permission_is_refused_before_anything_is_measured(monkeypatch):
   pytest.importorskip('upath')
   run = RunDir(storage.resolve('memory://outputs/run'))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import toys
 
-from speccascade import decode, embedded, methods, rules, Sampler, sampling
+from speccascade import decode, embedded, methods, rules, Sampler
 from speccascade.data import metrics
 from speccascade.evaluate import Curve, Experiment, intervals, protocols, summary, trace
 from speccascade.host import multihost, progress
@@ -472,51 +472,24 @@ def test_a_token_cascade_counts_the_verifiers_tokens_as_deferred(loaded, tmp_pat
 # ---- traces ----
 
 
-def _table_distribution(model, tokens):
-  before = ([0, 0] + tokens)[-2:]
-  return model.params['table'][before[0] * toys.VOCAB + before[1]]
-
-
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
-def test_traced_probabilities_are_those_the_tokens_were_drawn_with(loaded, models, quality, temperature):
+def test_every_token_says_where_it_came_from(loaded, quality, temperature):
   found = [x for x in trace.traces(EXPERIMENT, loaded, _lines(quality)) if x['temperature'] == temperature]
+  curves = {'target only': {'verifier'}, 'draft only': {'drafter'}, 'opt': {'drafter', 'residual', 'bonus'}}
   assert [(x['curve'], x['value'], x['example']) for x in found] == [
-    (c, v, i) for c, v in (('target only', None), ('draft only', None), ('opt', 0.3)) for i in range(2)
+    (c, v, i) for c, v in zip(curves, (None, None, 0.3)) for i in range(2)
   ]
-  sampler = sampling.Sampler(temperature)
+  key = lambda x: (x['temperature'], x['curve'], x['value'], x['example'])
+  tokens = {key(line): line['tokens'] for line in _lines(quality)}
   for x in found:
-    tokens = EXPERIMENT.task.examples[x['example']].prompt[:]
-    for t in x['tokens']:
-      q_logits, p_logits = (_table_distribution(m, tokens) for m in models)
-      token = int(t['text'])
-      q, p = (float(sampler(l)[token]) for l in (q_logits, p_logits))
-      if x['curve'] == 'opt':
-        pi = float(rules.target(functools.partial(rules.opt, alpha=0.3), (q_logits, p_logits), sampler).probs[token])
-        assert [t['q'], t['p'], t['pi']] == pytest.approx([q, p, pi], abs=1e-4)
-        assert t['pi'] > 0 and t['source'] in ('drafter', 'residual', 'bonus')
-      else:
-        assert t['q'] is None and t['p'] == t['pi'] == pytest.approx(p if x['curve'] == 'target only' else q, abs=1e-4)
-        assert t['source'] == ('verifier' if x['curve'] == 'target only' else 'drafter')
-      tokens.append(token)
+    assert [int(t['text']) for t in x['tokens']] == tokens[key(x)]
+    assert {t['source'] for t in x['tokens']} <= curves[x['curve']]
 
 
 def test_traces_are_of_examples_that_were_decoded(loaded, quality):
   lines = [line for line in _lines(quality) if line['example'] == 0]
   fewer = dataclasses.replace(EXPERIMENT, temperatures=(0.0,), quality_examples=1)
   assert [x['example'] for x in trace.traces(fewer, loaded, lines)] == [0] * 3
-
-
-def test_traces_know_the_penalties(loaded, models, tmp_path):
-  penalties = dict(repetition_penalty=2.0, presence_penalty=1.5, frequency_penalty=1.0)
-  experiment = dataclasses.replace(EXPERIMENT, curves=[TARGET], temperatures=(1.0,), trace_examples=1, **penalties)
-  (found,) = trace.traces(experiment, loaded, _lines(_quality(experiment, loaded, tmp_path / 'q')))
-  tokens = experiment.task.examples[0].prompt[:]
-  sampler, begins = experiment.sampler(1.0), len(tokens)
-  for t in found['tokens']:
-    seen, counts = np.isin(np.arange(toys.VOCAB), tokens), np.bincount(tokens[begins:], minlength=toys.VOCAB)
-    distribution = sampler.bind(seen, counts)(_table_distribution(models[1], tokens))
-    assert t['p'] == pytest.approx(float(distribution[int(t['text'])]), abs=1e-4)
-    tokens.append(int(t['text']))
 
 
 def test_sources_are_named_by_the_part_that_a_model_plays():

@@ -73,17 +73,15 @@ def test_every_section_and_number_is_there(page):
     assert expected in text
 
 
-def test_every_token_says_its_source_and_its_chances(page):
-  tokens = [a for tag, a in Markup(page).tags if tag == 'span' and a.get('tabindex') == '0']
-  assert len(tokens) == 10
-  assert [t['class'] for t in tokens[:5]] == ['t drafter', 't drafter', 't residual', 't bonus', 't verifier']
-  assert tokens[0]['data-tip'] == 'drafter\nq 0.5, p 0.8' and tokens[1]['data-tip'] == 'drafter\nq 0.45, p 0.8, π 0.75'
+def test_every_token_has_the_class_of_its_source(page):
+  tokens = [a['class'] for tag, a in Markup(page).tags if a.get('class', '').startswith('t ')]
+  assert tokens[-5:] == ['t drafter', 't drafter', 't residual', 't bonus', 't verifier']
 
 
 def test_every_chart_is_the_image_of_its_file_with_what_is_on_it(page):
   pictures = [a for tag, a in Markup(page).tags if tag == 'img']
   drawings = [drawing.draw(chart) for chart in charts.charts(made.cascades((0.0,)))]
-  files = [content for drawn in drawings for content in drawn.files.values()]
+  files = [drawn.svg for drawn in drawings]
   assert [base64.b64decode(a['src'].partition('base64,')[2]) for a in pictures] == files and len(files) == 4
   assert any('time relative to target only' in a['alt'] for a in pictures)
 
@@ -95,7 +93,7 @@ def test_every_id_is_there_once_and_every_reference_leads_to_one(page):
 
 
 def test_text_of_the_data_never_becomes_markup():
-  trace = made.trace(EVIL, EVIL, prompt=EVIL, target=[EVIL], tokens=[dict(text=EVIL, source=EVIL, q=0.5, p=None, pi=1)])
+  trace = made.trace(EVIL, EVIL, prompt=EVIL, target=[EVIL], tokens=[dict(text=EVIL, source=EVIL)])
   points = [point('target only', quality=28.0, ratio=1.0), point(EVIL, 0.1, 29.0, 1.5, counts=made.counts(0.5, 0.2))]
   results = made.results(
     points, name=EVIL, task=EVIL, models=[EVIL, EVIL], command=EVIL, environment={EVIL: EVIL}, traces=[trace]
@@ -120,10 +118,6 @@ def test_the_smallest_results_make_a_page():
 
 
 ACTIONS = """<script>
-const token = document.querySelector('.t[data-tip]');
-token.closest('details').open = true;
-token.dispatchEvent(new PointerEvent('click', {pointerType: 'touch', bubbles: true}));
-document.body.dataset.tapped = tip.textContent;
 document.querySelector('th.n button').click();
 </script>"""
 
@@ -148,6 +142,4 @@ def test_it_answers_in_a_browser_without_an_error(tmp_path):
   out = subprocess.run(command, capture_output=True, text=True, timeout=120)
   assert 'CONSOLE' not in out.stderr
   tags = Markup(out.stdout).tags
-  (body,) = [a for tag, a in tags if tag == 'body']
-  assert body['data-tapped'].startswith('drafter\nq 0.5')
   assert [a['aria-sort'] for tag, a in tags if 'aria-sort' in a] == ['descending']

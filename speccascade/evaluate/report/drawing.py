@@ -1,6 +1,6 @@
-"""Draws charts with matplotlib, as SVG and PNG files; bytes depend on the chart alone."""
+"""Draws charts with matplotlib, as SVG; bytes depend on the chart alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
 import io
 from pathlib import Path
@@ -21,30 +21,26 @@ STYLE = Path(__file__).parent / 'report.mplstyle'
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-  """A drawn chart: the contents of files by name, the SVG first."""
+  """A drawn chart."""
 
   chart: Chart
-  files: Mapping[str, bytes]
+  svg: bytes
 
 
-def draw(chart: Chart, *, png: bool = False) -> Drawing:
-  """Draw a chart; with `png` also as a PNG, which takes as long as all the rest."""
+def draw(chart: Chart) -> Drawing:
+  """Draw a chart."""
   from matplotlib import style  # lazily: nothing else here draws
   from matplotlib.figure import Figure  # without pyplot: no global state, and any thread may draw
 
-  undated = {'svg': {'Date': None, 'Creator': None}, 'png': {'Software': None}}
-  files = {}
+  content = io.BytesIO()
   with style.context(STYLE):
     figure = Figure(figsize=(SIZE[0] * len(chart.panels), SIZE[1]), layout='constrained')
     handles: dict[str, Any] = {}
     for axes, panel in zip(figure.subplots(1, len(chart.panels), squeeze=False)[0], chart.panels, strict=True):
       handles |= _draw_panel(axes, panel)
     figure.legend(handles.values(), handles.keys(), loc='upper left', bbox_to_anchor=(1, 1))
-    for kind in ('svg', 'png') if png else ('svg',):
-      content = io.BytesIO()
-      figure.savefig(content, format=kind, metadata=undated[kind], bbox_inches='tight')
-      files[f'{chart.name}.{kind}'] = content.getvalue()
-  return Drawing(chart, files)
+    figure.savefig(content, format='svg', metadata={'Date': None, 'Creator': None}, bbox_inches='tight')
+  return Drawing(chart, content.getvalue())
 
 
 def _draw_panel(axes: Any, panel: Panel) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Results in every form that a run leaves: JSON, CSV, Markdown, charts and the page."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 import functools
 from pathlib import Path
 import sys
@@ -17,7 +17,7 @@ TEXTS: dict[str, Callable[[dict], str]] = {
 }
 
 
-def write(results: dict, folder: Path, extra: Collection[str] = ()):
+def write(results: dict, folder: Path):
   """Write the results in every form: JSON, then what shows them: CSV, Markdown, charts and, last, the page.
 
   Nothing is written to a folder that has these results already. Of what cannot be made there is a warning.
@@ -25,7 +25,6 @@ def write(results: dict, folder: Path, extra: Collection[str] = ()):
   Args:
     results: The results of an experiment, with `PointResult`s; its tables are added.
     folder: Where the files go, on a disk or in a bucket.
-    extra: What is written too: 'png', the charts as PNG.
   """
   results['tables'] = warned('tables.md', lambda: tables.tables(results)) or []
   run = RunDir(folder)
@@ -36,9 +35,8 @@ def write(results: dict, folder: Path, extra: Collection[str] = ()):
   for name, make in TEXTS.items():
     if text := warned(name, functools.partial(make, results)):
       run.write(name, text)
-  draw = functools.partial(drawing.draw, png='png' in extra)
-  drawings = warned('curves/', lambda: list(map(draw, charts.charts(results)))) or []
-  warned('curves/', lambda: [(run / 'curves').write(*file) for drawn in drawings for file in drawn.files.items()])
+  drawings = warned('curves/', lambda: list(map(drawing.draw, charts.charts(results)))) or []
+  warned('curves/', lambda: [(run / 'curves').write(f'{x.chart.name}.svg', x.svg) for x in drawings])
   if text := warned('report.html', lambda: page.page(results, drawings)):
     run.write('report.html', text)
 

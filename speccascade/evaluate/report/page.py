@@ -1,7 +1,7 @@
 """One HTML page with the results of an experiment; it loads nothing, and opens from any folder.
 
 report.html is its Jinja template, which escapes all texts of the data: prompts may hold any text. Charts are images;
-report.js shows texts at the pointer and sorts tables.
+report.js sorts tables.
 """
 
 import base64
@@ -64,7 +64,7 @@ def _sections(results: dict, drawings: Sequence[Drawing]) -> dict[str, Any]:
 
 def _picture(drawing: Drawing) -> tuple[str, str]:
   """Return a chart as an image that a page contains, and what is on it."""
-  content = base64.b64encode(next(iter(drawing.files.values()))).decode()
+  content = base64.b64encode(drawing.svg).decode()
   return f'data:image/svg+xml;base64,{content}', '; '.join(f'{p.title}: {p.y} by {p.x}' for p in drawing.chart.panels)
 
 
@@ -83,13 +83,11 @@ def _counts(trace: dict) -> dict[str, int]:
   return {s: sources.count(s) for s in dict.fromkeys(sources)}
 
 
-def _token(token: dict) -> tuple[bool, str, str, str]:
-  """Return whether a space is before a token, its text, the text at the pointer, and its class."""
-  chances = [f'{name} {token[k]:.3g}' for name, k in (('q', 'q'), ('p', 'p'), ('π', 'pi')) if token.get(k) is not None]
-  tip = '\n'.join(filter(None, (token['source'], ', '.join(chances))))
+def _token(token: dict) -> tuple[bool, str, str]:
+  """Return whether a space is before a token, its text, and its class."""
   text = token['text'].replace('▁', ' ').replace('Ġ', ' ').replace('Ċ', '⏎').replace('\n', '⏎')
   spaced = text.startswith(' ')  # the space stays uncoloured, or lines would end with it
-  return spaced, text.removeprefix(' ') or ('␣' if text else '∅'), tip, _kind(token['source'])
+  return spaced, text.removeprefix(' ') or ('␣' if text else '∅'), _kind(token['source'])
 
 
 def _kind(source: str) -> str:
