@@ -72,10 +72,25 @@ class TPU(Backend):
   def _plain(self, q: Array) -> bool:
     return q.shape[1] > tpu_attention.MOST or (self.mesh and self.layout is None)
 
+  def _pieces(self, q: Array, entry, bias) -> list[tuple[slice, Array | None]]:
+    """Return the pieces of a window that the kernel has no memory for at once, each with its bias; else none."""
+    width = q.shape[1]
+    most = tpu_attention.most_tokens(entry['key'], q.shape[2])
+    size = -(-width // -(-width // most))
+    spans = [slice(i, i + size) for i in range(0, width, size)] if size < width else []
+    return [(at, None if bias is None else bias[:, :, at]) for at in spans]
+
   def extend(self, q, k, v, cache, layer, view, bias, **scores):
     if self._plain(q):
       return super().extend(q, k, v, cache, layer, view, bias, **scores)
     stacked = not isinstance(cache, tuple)
+    if pieces := self._pieces(q, cache if stacked else cache[layer], bias):
+      found = []
+      for at, some in pieces:
+        seen = view._replace(positions=view.positions[:, at])
+        y, cache = self.extend(q[:, at], k[:, at], v[:, at], cache, layer, seen, some, **scores)
+        found.append(y)
+      return jnp.concatenate(found, 1), cache
     entry = cache if stacked else {name: x[:, None] for name, x in cache[layer].items()}
     at = dict(first=view.positions[:, 0], length=view.positions[:, 0] + q.shape[1], window=view.window)
     at['layer'] = layer if stacked else 0
@@ -88,6 +103,8 @@ class TPU(Backend):
   def attend(self, q, entry, visible, bias, **scores):
     if self._plain(q) or visible.ndim > 1 or self.slots_of(entry) % tpu_attention.BLOCK:
       return super().attend(q, entry, visible, bias, **scores)
+    if pieces := self._pieces(q, entry, bias):
+      return jnp.concatenate([self.attend(q[:, at], entry, visible, some, **scores) for at, some in pieces], 1)
     stacked = {name: x[:, None] for name, x in entry.items()}
     length = visible.astype(jnp.int32)
     at = dict(first=jnp.zeros_like(length), length=length, window=0, layer=0)

@@ -22,10 +22,10 @@ Array = jax.Array
 
 BLOCK = 128  # slots of a block
 STEP = 8  # rows of a tile
-_TILE = 32  # slots that are written at once: two tiles of bfloat16
-MOST = 17  # tokens of a window, so that wherever it begins it lies in two tiles
+_TILE = 16  # slots of a tile of bfloat16: slots are written by tiles
+MOST = BLOCK - _TILE + 1  # tokens of a window, so that wherever it begins, its tiles are no more than a block
 _LOWEST = -1e30
-NAME = 'cached_attention'
+_VMEM = 31 << 19  # bytes that a call may use of the 16 MiB that it may have
 
 
 @functools.partial(jax.jit, static_argnames=('heads', 'causal', 'scale', 'cap', 'interpret'))
@@ -83,20 +83,39 @@ def attend(
     out_shape=outputs,
     input_output_aliases={len(scalars) + 1: 1, len(scalars) + 2: 2} if settings.writes else {},
     interpret=interpret,
-    name=NAME,
+    name='cached_attention',
     compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
     grid_spec=_grid_spec(settings, len(scalars), rows, batch, inputs, result),
     cost_estimate=_cost(batch * groups * rows, key, causal),
+    metadata={'cycles': str(_cycles(settings, rows, key))},  # which planning.rounds reads
   )(*scalars, *inputs)
 
 
-def cycles(shapes: Sequence[tuple[int, ...]]) -> float:
-  """Return about the cycles of a v5e that the kernel's grid takes, by the shapes of its operands: 500 a step.
+def most_tokens(key: Array, heads: int) -> int:
+  """Return how many tokens of a window a call has memory for, by what its schedules use.
 
-  By its schedules a step takes 300 … 700, which is 2 % of a round.
+  Args:
+    key: Keys [..., G, T, P].
+    heads: Of a query.
   """
-  batch, *_, slots, _ = next(shape for shape in shapes if len(shape) == 5)
-  return 500 * batch * max(1, slots // BLOCK)
+  groups, _, tile = key.shape[-3:]
+  block = groups * BLOCK * tile * (4 + 13 * key.dtype.itemsize // 2)
+  rows = 33 * heads * tile * STEP
+  return max(2 * STEP, min(MOST, (_VMEM - block) // rows * STEP))
+
+
+def _cycles(settings: '_Settings', rows: int, key: Array) -> int:
+  """Return about the cycles of a v5e that a call takes, which its schedules count.
+
+  A step of the grid has 200, a row of the batch 8 for each register of queries; a block that is visited has 13 for each
+  of them and 22 for each tile of lanes, 94 where a window is merged into it.
+  """
+  batch, _, groups, slots, tile = key.shape
+  blocks = slots // BLOCK
+  visited = (blocks + 1) / 2 if settings.causal else blocks  # while a text grows, half of them
+  registers = groups * rows * tile / (STEP * 128)
+  a_visit = 13 * registers + (94 if settings.writes else 22) * groups * tile / 128
+  return round(batch * (200 * blocks + 8 * registers + visited * a_visit))
 
 
 def _grid_spec(settings: '_Settings', scalars: int, rows: int, batch: int, inputs: Sequence[Array], result: Any):
@@ -244,7 +263,7 @@ def _visit(settings: _Settings, refs: _Refs, b, j, layer, start, end, back):
   if settings.writes:
     k, v = (_merge(x, _of_row(n, b), start - j * BLOCK) for x, n in zip((k, v), refs.new, strict=True))
     pl.when((start < (j + 1) * BLOCK) & (start + width > j * BLOCK))(
-      lambda: _store((k, v), refs.caches, refs.staging, b, layer[0], j, start)
+      lambda: _store((k, v), width, refs.caches, refs.staging, b, layer[0], j, start)
     )
   visible = functools.partial(_visible, settings.causal, j, width, start, end, back)
   queries = refs.queries[...].astype(k.dtype)
@@ -327,15 +346,16 @@ def _merge(slots: Array, new: Array, at: Array) -> Array:
   return jnp.where((inside >= 0) & (inside < width), put, slots.astype(jnp.float32)).astype(slots.dtype)
 
 
-def _store(merged, caches, staging, b, layer, j, start):
-  """Copy the tiles with the window from a block of slots to the cache."""
-  tile = jnp.clip(lax.div(jnp.maximum(start - j * BLOCK, 0), 16) * 16, 0, BLOCK - _TILE)
-  tile = pl.multiple_of(tile, 16)
+def _store(merged, width: int, caches, staging, b, layer, j, start):
+  """Copy the tiles that a window may lie in from a block of slots to the cache."""
+  size = -(-(width - 1) // _TILE) * _TILE + _TILE
+  first = jnp.clip(lax.div(jnp.maximum(start - j * BLOCK, 0), _TILE) * _TILE, 0, BLOCK - size)
+  first = pl.multiple_of(first, _TILE)
   copies = []
   for x, cache, buffer, done in zip(merged, caches, staging[:2], staging[2:], strict=True):
     buffer[...] = x
-    target = cache.at[b, layer, :, pl.ds(pl.multiple_of(j * BLOCK + tile, 16), _TILE), :]
-    copies.append(pltpu.make_async_copy(buffer.at[:, pl.ds(tile, _TILE), :], target, done))
+    target = cache.at[b, layer, :, pl.ds(pl.multiple_of(j * BLOCK + first, _TILE), size), :]
+    copies.append(pltpu.make_async_copy(buffer.at[:, pl.ds(first, size), :], target, done))
     copies[-1].start()
   for copy in copies:
     copy.wait()

@@ -4,7 +4,6 @@ A bisection asks some thirty times how much lies over a number. XLA reads the ro
 here eight rows stay in VMEM, and are summed register by register.
 """
 
-from collections.abc import Sequence
 import functools
 
 import jax
@@ -19,7 +18,6 @@ ROWS = 8  # of a block: those of a register
 LANES = 128
 _STEP = 16 * LANES  # lanes that are summed side by side, each register of its own
 _SPARE = 4 << 20  # bytes of VMEM beside the rows
-NAME = 'threshold'
 
 
 def threshold(keys: Array, limit: Array, low: int, high: int, *, mass: bool, interpret: bool = False) -> Array:
@@ -50,22 +48,19 @@ def threshold(keys: Array, limit: Array, low: int, high: int, *, mass: bool, int
     in_specs=[pl.BlockSpec((ROWS, keys.shape[1]), lambda i: (i, 0)), bounds],
     out_specs=bounds,
     interpret=interpret,
-    name=NAME,
+    name='threshold',
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=('parallel',), vmem_limit_bytes=2 * ROWS * keys.shape[1] * 4 + _SPARE
     ),
     cost_estimate=pl.CostEstimate(flops=3 * steps * keys.size, transcendentals=0, bytes_accessed=4 * keys.size),
+    metadata={'cycles': str(_cycles(*keys.shape, steps))},
   )(keys, limit)
   return found[:rows, :1]
 
 
-def cycles(shapes: Sequence[tuple[int, ...]]) -> float:
-  """Return about the cycles of a v5e that the kernel takes, by the shapes of its operands.
-
-  Its schedule has 1.5 for a register and 150 for a pass.
-  """
-  rows, vocab = shapes[0]
-  return rows // ROWS * 31 * (1.5 * vocab / LANES + 150)
+def _cycles(rows: int, vocab: int, steps: int) -> int:
+  """Return about the cycles of a v5e that a call takes: its schedule has 1.5 for a register and 150 for a pass."""
+  return round(rows // ROWS * steps * (1.5 * vocab / LANES + 150))
 
 
 def _kernel(low: int, high: int, steps: int, mass: bool, alone: bool, keys, limit, found):

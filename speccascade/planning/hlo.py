@@ -37,6 +37,7 @@ _ARRAY = re.compile(r'\b(pred|bf16|[fsuc]\d+(?:e\dm\d\w*)?)\[([\d,]*)\](\{[^}]*\
 _INSTRUCTION = re.compile(r'^\s*(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$')
 _ROWS = re.compile(r'(scatter|gather)[\w\-]*$')  # what a loop over rows came from
 _COMPUTATION = re.compile(r'^(ENTRY )?%?([\w.\-]+)\s*(?:\(.*)?\{\s*$')
+_METADATA = re.compile(r'=\{\n([^{}]*)\n\}')  # of a kernel, in lines of its own
 _CALLED = re.compile(
   r'\b(body|condition|calls|to_apply|branch_computations|true_computation|false_computation)=(\{[^}]*\}|%?[\w.\-]+)'
 )
@@ -326,7 +327,7 @@ def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
   computations = {}
   current = None
   entry = None
-  for line in text.splitlines():
+  for line in _METADATA.sub(r'={\1}', text).splitlines():
     if not line.startswith((' ', '}')) and (match := _COMPUTATION.match(line)):
       current = computations.setdefault(match[2], [])
       entry = match[2] if match[1] else entry

@@ -16,13 +16,11 @@ import copy
 import dataclasses
 import re
 
-from speccascade.backends import tpu_attention, tpu_filters
 from speccascade.planning import hlo
 
 EFFICIENCY = 0.9  # of the memory's peak
 _PHASE = re.compile(r'/((?:propose|score|verify|truncate|wait|observe)(?:_\d+)?)/')
-_KERNEL = re.compile(r'/(\w+)/pallas_call$')
-_CYCLES = {kernel.NAME: kernel.cycles for kernel in (tpu_attention, tpu_filters)}
+_STATED = re.compile(r'"cycles":\s*"(\d+)"')  # in the metadata of a kernel
 WAITING = 'waits for the memory'
 KERNELS = 'kernels of our own'
 PARTS = {  # by the names of modules in an instruction's path
@@ -151,7 +149,8 @@ class _Timeline:
   def _compute(self, computation: str, x: hlo.Instruction):
     own = x.op == 'custom-call' and x.target in hlo.KERNELS
     size = self._kernel_bytes(computation, x) if own else self._own_bytes(computation, x)
-    cycles = self._kernel_cycles(computation, x) if own else x.cycles
+    stated = _STATED.search(x.rest) if own else None
+    cycles = int(stated[1]) if stated else x.cycles
     if own or not size:
       self.core[self.phase] += cycles
     self.bytes[self.phase] += size
@@ -162,11 +161,6 @@ class _Timeline:
     """Return the arrays of each operand."""
     here = self.module.by_name(computation)
     return [hlo.arrays(here[name].shape) if name in here else () for name in x.operands]
-
-  def _kernel_cycles(self, computation: str, x: hlo.Instruction) -> float:
-    name = _KERNEL.search(x.path)
-    stated = _CYCLES.get(name[1]) if name else None
-    return stated([a.dims for some in self._operands(computation, x) for a in some]) if stated else 0
 
   def _kernel_bytes(self, computation: str, x: hlo.Instruction) -> float:
     caches = (a for some in self._operands(computation, x) for a in some if len(a.dims) == 5)  # [B, N, G, T, P]

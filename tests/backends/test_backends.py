@@ -36,6 +36,9 @@ SHAPES = {
   'an odd number of heads, the last slots only': (3, 6, 6, 3, 64, 384, 100, None),
   'lanes that stay empty': (1, 2, 4, 2, 80, 256, 0, None),
   'two tiles a head': (2, 2, 2, 1, 256, 256, 0, 20.0),
+  'a wide window': (3, 40, 4, 2, 64, 384, 100, None),
+  'the widest window': (1, tpu_attention.MOST, 4, 4, 64, 384, 0, None),
+  'a window in pieces': (2, 33, 32, 32, 128, 256, 0, None),
 }
 
 
@@ -80,6 +83,22 @@ def test_a_window_is_written_and_attended_to_alike(name, shape):
     for visible, mask in ((start + 1, first), (first, first), (other_slots, other_slots)):
       expected = attend(written, mask)
       np.testing.assert_allclose(attend_other(entry, visible), expected, atol=2e-6, err_msg=f'{start}')
+
+
+@pytest.mark.parametrize(
+  'width, heads, dim, calls', [(21, 32, 64, 1), (64, 32, 64, 1), (113, 8, 64, 1), (33, 40, 128, 2)]
+)
+def test_a_wide_window_stays_in_the_kernel_in_as_few_calls_as_there_is_memory_for(width, heads, dim, calls):
+  window, slots = [jax.ShapeDtypeStruct((2, n, heads, dim), jnp.bfloat16) for n in (width, 256)]
+
+  def extend(q, k, v, keys, values):
+    view = View(jnp.zeros((2, 1), jnp.int32) + jnp.arange(width)[None])
+    tpu, settings = BACKENDS['tpu'], dict(kv_heads=heads, scale=1.0, cap=None)
+    y, (entry,) = tpu.extend(q, k, v, (tpu.entry(keys, values),), 0, view, None, **settings)
+    return y, tpu.attend(q, entry, jnp.array([7, 9]), None, **settings)
+
+  program = str(jax.make_jaxpr(extend)(*[window] * 3, *[slots] * 2))
+  assert program.count('name=attend') == 2 * calls and 'softmax' not in program
 
 
 def test_a_kernel_writes_one_layer_of_a_stack():
