@@ -33,7 +33,7 @@ from speccascade.planning import timing
 from speccascade.sv import plans
 
 SIZES = {'llama': (shapes.llama, shapes.LLAMA), 't5': (shapes.t5, shapes.T5_V1_1)}
-TRIOS = [('llama', '68m', '160m', '7b'), ('llama', '68m', '160m', '13b'), ('t5', 'small', 'base', 'xxl')]
+TRIOS = [('llama', '68m', '160m', '13b'), ('t5', 'small', 'base', 'xxl')]
 GRIDS = [  # (rows, tokens of each) of what a drafter, a companion and a verifier is fed
   ((8, 1), (64, 1), (256, 1)),
   ((8, 1), (64, 1), (256, 1), (256, 4)),

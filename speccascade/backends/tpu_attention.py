@@ -3,7 +3,8 @@
 A cache is [B, N, G, T, P]: N layers, P lanes (a multiple of 128) with n key-value heads next to each other, G groups of
 them. Queries come as the projection leaves them, [B, L, G·g·P], g tiles for each group. In the kernel each is masked to
 the lanes of its head, so that one matmul over P lanes scores it. Blocks of slots are visited in turn with a running
-softmax (Milakov and Gimelshein 2018; Dao et al. 2022).
+softmax (Milakov and Gimelshein 2018; Dao et al. 2022). A step of the grid costs as much as a small visit, so where
+caches are small, as a drafter's, it visits a block of several rows of the batch.
 
 Axis letters: B batch, L window, R rows of queries of a group (g · n heads × the window, in steps of 8), T slots.
 """
@@ -25,6 +26,7 @@ STEP = 8  # rows of a tile
 _TILE = 16  # slots of a tile of bfloat16: slots are written by tiles
 MOST = BLOCK - _TILE + 1  # tokens of a window, so that wherever it begins, its tiles are no more than a block
 _LOWEST = -1e30
+_SHARED = 2048  # lanes of the rows of the batch that share a step
 _VMEM = 31 << 19  # bytes that a call may use of the 16 MiB that it may have
 
 
@@ -75,7 +77,10 @@ def attend(
   q, new = _without_axis(q, new)
   groups, _, tile = key.shape[2:]
   rows = lanes // (groups * tile) * heads * -(-width // STEP) * STEP
-  scalars = jnp.asarray(layer, jnp.int32).reshape(1), first, length, jnp.asarray(window, jnp.int32).reshape(1)
+  share = _rows_of_a_step(batch, groups * tile)
+  window = jnp.asarray(window, jnp.int32)
+  spans = _spans(first, length, window, causal, share)
+  scalars = jnp.asarray(layer, jnp.int32).reshape(1), first, length, window.reshape(1), *spans
   inputs = [q, key, value, *([] if bias is None else [bias]), *(new or ())]
   outputs = [result, *((jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (key, value)) if settings.writes else ())]
   return pl.pallas_call(
@@ -85,9 +90,9 @@ def attend(
     interpret=interpret,
     name='cached_attention',
     compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
-    grid_spec=_grid_spec(settings, len(scalars), rows, batch, inputs, result),
+    grid_spec=_grid_spec(settings, len(scalars), rows, share, inputs, result),
     cost_estimate=_cost(batch * groups * rows, key, causal),
-    metadata={'cycles': str(_cycles(settings, rows, key))},  # which planning.rounds reads
+    metadata={'cycles': str(_cycles(settings, rows, share, key))},  # which planning.rounds reads
   )(*scalars, *inputs)
 
 
@@ -104,7 +109,20 @@ def most_tokens(key: Array, heads: int) -> int:
   return max(2 * STEP, min(MOST, (_VMEM - block) // rows * STEP))
 
 
-def _cycles(settings: '_Settings', rows: int, key: Array) -> int:
+def _rows_of_a_step(batch: int, lanes: int) -> int:
+  """Return how many rows of the batch share a step of the grid, by the lanes of their slots."""
+  most = max(1, min(_SHARED // lanes, batch // 2))  # two steps at least, for chips of two cores
+  return next(n for n in (8, 4, 2, 1) if n <= most and batch % n == 0)
+
+
+def _spans(first: Array, length: Array, window: Array, causal: bool, share: int) -> tuple[Array, Array]:
+  """Return the first and the last block of slots that any row of each step sees."""
+  last = jnp.maximum(length - 1, 0) // BLOCK
+  seen = jnp.where(window > 0, jnp.maximum(first - window + 1, 0), 0) // BLOCK if causal else jnp.zeros_like(last)
+  return seen.reshape(-1, share).min(1), last.reshape(-1, share).max(1)
+
+
+def _cycles(settings: '_Settings', rows: int, share: int, key: Array) -> int:
   """Return about the cycles of a v5e that a call takes, which its schedules count.
 
   A step of the grid has 200, a row of the batch 8 for each register of queries; a block that is visited has 13 for each
@@ -115,39 +133,40 @@ def _cycles(settings: '_Settings', rows: int, key: Array) -> int:
   visited = (blocks + 1) / 2 if settings.causal else blocks  # while a text grows, half of them
   registers = groups * rows * tile / (STEP * 128)
   a_visit = 13 * registers + (94 if settings.writes else 22) * groups * tile / 128
-  return round(batch * (200 * blocks + 8 * registers + visited * a_visit))
+  return round(batch * (200 * blocks / share + 8 * registers + visited * a_visit))
 
 
-def _grid_spec(settings: '_Settings', scalars: int, rows: int, batch: int, inputs: Sequence[Array], result: Any):
+def _grid_spec(settings: '_Settings', scalars: int, rows: int, share: int, inputs: Sequence[Array], result: Any):
   """Return the grid over the rows of the batch and the blocks of slots, with what of each array a step sees."""
   q, key, _, *more = inputs
-  groups, slots, tile = key.shape[2:]
-  at = functools.partial(_index_map, causal=settings.causal)
-  cache = pl.BlockSpec((1, 1, groups, BLOCK, tile), at('b', 'l', 0, 'j', 0))
-  in_specs = [_window_spec(at, q), cache, cache]
+  batch, _, groups, slots, tile = key.shape
+  cache = pl.BlockSpec((share, 1, groups, BLOCK, tile), _index_map('b', 'l', 0, 'j', 0))
+  in_specs = [_window_spec(share, q), cache, cache]
   if settings.biased:
-    bias = more.pop(0)
-    in_specs.append(pl.BlockSpec((1, groups, rows, BLOCK), at('b' if bias.shape[0] > 1 else 0, 0, 0, 'j')))
+    own = more.pop(0).shape[0] > 1
+    in_specs.append(pl.BlockSpec((share if own else 1, groups, rows, BLOCK), _index_map('b' if own else 0, 0, 0, 'j')))
   return pltpu.PrefetchScalarGridSpec(
     num_scalar_prefetch=scalars,
-    grid=(batch, slots // BLOCK),
-    in_specs=in_specs + [_window_spec(at, x) for x in more],
-    out_specs=[_window_spec(at, result), *[pl.BlockSpec(memory_space=pltpu.HBM)] * (2 * settings.writes)],
-    scratch_shapes=_scratch(settings, key, rows),
+    grid=(batch // share, slots // BLOCK),
+    in_specs=in_specs + [_window_spec(share, x) for x in more],
+    out_specs=[_window_spec(share, result), *[pl.BlockSpec(memory_space=pltpu.HBM)] * (2 * settings.writes)],
+    scratch_shapes=_scratch(settings, key, rows, share),
   )
 
 
-def _window_spec(at: Callable, x: Any) -> pl.BlockSpec:
-  """Return the block of a window: that of a row, or where it has no axis of tokens, those of all rows."""
-  return pl.BlockSpec((1, *x.shape[1:]), at('b', 0, 0)) if x.ndim == 3 else pl.BlockSpec(x.shape, at(0, 0))
+def _window_spec(share: int, x: Any) -> pl.BlockSpec:
+  """Return the block of a window: that of a step's rows, or where it has no axis of tokens, those of all rows."""
+  if x.ndim == 3:
+    return pl.BlockSpec((share, *x.shape[1:]), _index_map('b', 0, 0))
+  return pl.BlockSpec(x.shape, _index_map(0, 0))
 
 
-def _scratch(settings: '_Settings', key: Array, rows: int) -> list:
+def _scratch(settings: '_Settings', key: Array, rows: int, share: int) -> list:
   """Return the memory of the kernel: queries and the sums of the running softmax, and what slots are written from."""
   groups, _, tile = key.shape[2:]
-  sums = [pltpu.VMEM((groups, rows, tile), jnp.float32)] * 2 + [pltpu.VMEM((groups, rows, 128), jnp.float32)] * 2
-  staging = [pltpu.VMEM((groups, BLOCK, tile), key.dtype)] * 2 + [pltpu.SemaphoreType.DMA] * 2
-  return sums + staging * settings.writes
+  wide, one = (pltpu.VMEM((share, groups, rows, lanes), jnp.float32) for lanes in (tile, 128))
+  staging = [pltpu.VMEM((share, groups, BLOCK, tile), key.dtype)] * 2 + [pltpu.SemaphoreType.DMA((share,))] * 2
+  return [wide] * 2 + [one] * 2 + staging * settings.writes
 
 
 def _without_axis(q: Array, new) -> tuple:
@@ -161,16 +180,14 @@ def _without_axis(q: Array, new) -> tuple:
   return flat(q), None if new is None else tuple(map(flat, new))
 
 
-def _index_map(*index, causal: bool):
-  """Return the index map of a block: 'b' is the row of the batch, 'j' the block of slots, 'l' the layer.
+def _index_map(*index):
+  """Return the index map of a block: 'b' is the step's rows of the batch, 'j' the block of slots, 'l' the layer.
 
   Blocks that nothing sees are those at the ends of what is seen, which are there already.
   """
 
-  def block(b, j, layer, first, length, window):
-    last = lax.div(jnp.maximum(length[b] - 1, 0), BLOCK)
-    seen = jnp.where(window[0] > 0, jnp.maximum(first[b] - window[0] + 1, 0), 0) if causal else jnp.int32(0)
-    known = {'b': b, 'j': jnp.clip(j, lax.div(seen, BLOCK), last), 'l': layer[0]}
+  def block(b, j, layer, first, length, window, seen, last):
+    known = {'b': b, 'j': jnp.clip(j, seen[b], last[b]), 'l': layer[0]}
     return tuple(known.get(i, i) for i in index)
 
   return block
@@ -219,55 +236,87 @@ class _Refs(NamedTuple):
     bias = next(rest) if settings.biased else None
     return cls(q, key, value, bias, take(writes), next(rest), take(writes), next(rest), take(3), take(2 * writes))
 
+  def row(self, r: int, b) -> '_Refs':
+    """Return the references of row r of a step, which is row b of the batch."""
 
-def _kernel(settings: _Settings, layer, first, length, window, *refs):
-  """Visit block j of the slots of row b; the grid visits the blocks of a row in turn."""
+    def window(x):  # [L, …]; a block has a step's rows or, where it has no axis of tokens, those of all steps
+      return x.at[r] if len(x.shape) == 3 else x.at[pl.ds(b, 1)]
+
+    return _Refs(
+      q=window(self.q),
+      key=self.key.at[r, 0],
+      value=self.value.at[r, 0],
+      bias=None if self.bias is None else self.bias.at[min(r, self.bias.shape[0] - 1)],
+      new=[window(x) for x in self.new],
+      y=self.y.at[r],
+      caches=[x.at[b] for x in self.caches],
+      queries=self.queries.at[r],
+      sums=[x.at[r] for x in self.sums],
+      staging=[x.at[r] for x in self.staging],
+    )
+
+
+def _kernel(settings: _Settings, layer, first, length, window, _seen, _last, *refs):
+  """Visit block j of the slots of a step's rows; the grid visits the blocks of these rows in turn."""
   refs = _Refs.of(settings, *refs)
-  b = pl.program_id(0)
+  share, width, _ = refs.y.shape
   j = pl.program_id(1)
-  start = first[b]
-  end = length[b]
   back = window[0]
+  batch = [pl.program_id(0) * share + r for r in range(share)]
+  rows = [(refs.row(r, b), first[b], length[b]) for r, b in enumerate(batch)]
 
   @pl.when(j == 0)
   def _():
-    _spread(_of_row(refs.q, b), refs.queries, settings.heads)
-    for x, least in zip(refs.sums, (0, _LOWEST, 0), strict=True):
-      x[...] = jnp.full_like(x, least)
+    for row, _, _ in rows:
+      _spread(row.q, row.queries, settings.heads)
+      for x, least in zip(row.sums, (0, _LOWEST, 0), strict=True):
+        x[...] = jnp.full_like(x, least)
 
-  in_sight = j * BLOCK < end
-  if settings.causal:
-    in_sight &= (back == 0) | ((j + 1) * BLOCK > start - back + 1)
+  for row, start, end in rows:
+    in_sight = j * BLOCK < end
+    if settings.causal:
+      in_sight &= (back == 0) | ((j + 1) * BLOCK > start - back + 1)
+    visit = functools.partial(_visit, settings, row, layer[0], j, start, end, back)
+    pl.when(in_sight)(visit)
 
-  @pl.when(in_sight)
-  def _():
-    _visit(settings, refs, b, j, layer, start, end, back)
+  for row, start, _ in rows if settings.writes else ():
+
+    @pl.when(_lies_in(j, start, width))
+    def _(row=row, start=start):
+      for copy in _copies(row, width, layer[0], j, start):
+        copy.wait()
 
   @pl.when(j == pl.num_programs(1) - 1)
   def _():
-    total, _, mass = refs.sums
-    total[...] = total[...] / jnp.maximum(mass[:, :, :1], 1e-30)
-    _gather(total, refs.y, settings.heads)
+    for row, _, _ in rows:
+      total, _, mass = row.sums
+      total[...] = total[...] / jnp.maximum(mass[:, :, :1], 1e-30)
+      _gather(total, row.y, settings.heads)
 
 
-def _of_row(x, b) -> Array:
-  """Return the window [L, …] of row b: the block has one row, or, where it has no axis of tokens, all of them."""
-  return x[0] if len(x.shape) == 3 else x[pl.ds(b, 1), :]
+def _lies_in(j, start, width: int):
+  """Return whether a part of the window lies in block j."""
+  return (start < (j + 1) * BLOCK) & (start + width > j * BLOCK)
 
 
-def _visit(settings: _Settings, refs: _Refs, b, j, layer, start, end, back):
+def _visit(settings: _Settings, row: _Refs, layer, j, start, end, back):
   """Add a block of slots to the running softmax, with the window merged into it and stored where it lies there."""
-  k = refs.key[0, 0]
-  v = refs.value[0, 0]  # [G, BLOCK, P]
-  width = refs.y.shape[1]
+  k = row.key[...]
+  v = row.value[...]  # [G, BLOCK, P]
+  width = row.y.shape[0]
   if settings.writes:
-    k, v = (_merge(x, _of_row(n, b), start - j * BLOCK) for x, n in zip((k, v), refs.new, strict=True))
-    pl.when((start < (j + 1) * BLOCK) & (start + width > j * BLOCK))(
-      lambda: _store((k, v), width, refs.caches, refs.staging, b, layer[0], j, start)
-    )
+    k, v = (_merge(x, new[...], start - j * BLOCK) for x, new in zip((k, v), row.new, strict=True))
+
+    @pl.when(_lies_in(j, start, width))
+    def _():
+      row.staging[0][...] = k
+      row.staging[1][...] = v
+      for copy in _copies(row, width, layer, j, start):
+        copy.start()
+
   visible = functools.partial(_visible, settings.causal, j, width, start, end, back)
-  queries = refs.queries[...].astype(k.dtype)
-  _add(settings, queries, k, v, None if refs.bias is None else refs.bias[0], visible, refs.sums)
+  queries = row.queries[...].astype(k.dtype)
+  _add(settings, queries, k, v, None if row.bias is None else row.bias[...], visible, row.sums)
 
 
 def _visible(causal: bool, j, width: int, start, end, back, shape) -> Array:
@@ -309,9 +358,10 @@ def _tiles(shape: tuple[int, ...], groups: int, tile: int, heads: int):
         yield group, (m * share + j) * step, slice(start, start + tile), m
 
 
-def _spread(q: Array, queries, heads: int):
+def _spread(q, queries, heads: int):
   """Write each head's queries of a window [L, G·g·P] to rows of its group, zero in the lanes of the others."""
   groups, _, tile = queries.shape
+  q = q[...]
   width = q.shape[0]
   lane = lax.broadcasted_iota(jnp.int32, (width, tile), 1)
   queries[...] = jnp.zeros_like(queries)
@@ -324,14 +374,14 @@ def _spread(q: Array, queries, heads: int):
 def _gather(total, y, heads: int):
   """Undo `_spread`: put the heads of a tile next to each other."""
   groups, _, tile = total.shape
-  width = y.shape[1]
+  width = y.shape[0]
   lane = lax.broadcasted_iota(jnp.int32, (width, tile), 1)
   joined = None
   for group, row, lanes, m in _tiles(y.shape, groups, tile, heads):
     x = total[group, pl.ds(row, width), :]
     joined = jnp.where(lane >= m * (tile // heads), x, joined) if m else x
     if m == heads - 1:
-      y[0, :, lanes] = joined.astype(y.dtype)
+      y[:, lanes] = joined.astype(y.dtype)
 
 
 def _merge(slots: Array, new: Array, at: Array) -> Array:
@@ -346,16 +396,13 @@ def _merge(slots: Array, new: Array, at: Array) -> Array:
   return jnp.where((inside >= 0) & (inside < width), put, slots.astype(jnp.float32)).astype(slots.dtype)
 
 
-def _store(merged, width: int, caches, staging, b, layer, j, start):
-  """Copy the tiles that a window may lie in from a block of slots to the cache."""
+def _copies(row: _Refs, width: int, layer, j, start) -> list:
+  """Return the copies of the tiles that a window may lie in from a merged block of slots to the caches."""
   size = -(-(width - 1) // _TILE) * _TILE + _TILE
   first = jnp.clip(lax.div(jnp.maximum(start - j * BLOCK, 0), _TILE) * _TILE, 0, BLOCK - size)
   first = pl.multiple_of(first, _TILE)
-  copies = []
-  for x, cache, buffer, done in zip(merged, caches, staging[:2], staging[2:], strict=True):
-    buffer[...] = x
-    target = cache.at[b, layer, :, pl.ds(pl.multiple_of(j * BLOCK + first, _TILE), size), :]
-    copies.append(pltpu.make_async_copy(buffer.at[:, pl.ds(first, size), :], target, done))
-    copies[-1].start()
-  for copy in copies:
-    copy.wait()
+  slots = pl.ds(pl.multiple_of(j * BLOCK + first, _TILE), size)
+  return [
+    pltpu.make_async_copy(buffer.at[:, pl.ds(first, size), :], cache.at[layer, :, slots, :], done)
+    for buffer, cache, done in zip(row.staging[:2], row.caches, row.staging[2:], strict=True)
+  ]

@@ -38,6 +38,7 @@ SHAPES = {
   'two tiles a head': (2, 2, 2, 1, 256, 256, 0, 20.0),
   'a wide window': (3, 40, 4, 2, 64, 384, 100, None),
   'the widest window': (1, tpu_attention.MOST, 4, 4, 64, 384, 0, None),
+  'rows that share a step': (8, 2, 4, 2, 64, 384, 100, None),
   'a window in pieces': (2, 33, 32, 32, 128, 256, 0, None),
 }
 
@@ -49,8 +50,8 @@ def _random(seed: int, *shapes):
 
 def starts(batch: int, last: int) -> jax.Array:
   """Return where windows of rows start: anywhere, across blocks, at the end."""
-  found = jnp.array([[5, 70, 33], [127, 126, 128], [last, last, 0]], jnp.int32)[:, :batch]
-  return jnp.minimum(found, last)
+  found = jnp.array([[5, 70, 33], [127, 126, 128], [last, last, 0]], jnp.int32)
+  return jnp.minimum(jnp.tile(found, 3)[:, :batch], last)
 
 
 @pytest.mark.parametrize('shape', SHAPES)
@@ -99,6 +100,20 @@ def test_a_wide_window_stays_in_the_kernel_in_as_few_calls_as_there_is_memory_fo
 
   program = str(jax.make_jaxpr(extend)(*[window] * 3, *[slots] * 2))
   assert program.count('name=attend') == 2 * calls and 'softmax' not in program
+
+
+def test_rows_share_a_step_where_their_caches_are_small_and_two_steps_are_left():
+  shares = {
+    (1, 384): 1,
+    (2, 384): 1,
+    (8, 384): 4,
+    (32, 384): 4,
+    (12, 128): 4,
+    (32, 1024): 2,
+    (32, 2048): 1,
+    (8, 5120): 1,
+  }
+  assert {x: tpu_attention._rows_of_a_step(*x) for x in shares} == shares
 
 
 def test_a_kernel_writes_one_layer_of_a_stack():
