@@ -9,7 +9,7 @@ caches are small, as a drafter's, it visits a block of several rows of the batch
 Axis letters: B batch, L window, R rows of queries of a group (g · n heads × the window, in steps of 8), T slots.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import functools
 from typing import Any, NamedTuple
 
