@@ -70,7 +70,7 @@ Table = dict[str, dict[str, float]]
 def pair_of(name: str, dtype: str) -> list[Network]:
   """Return the drafter and the verifier of a pair of published sizes: FAMILY_SMALL_LARGE, or tiny."""
   if name == 'tiny':
-    return [T5(T5Config(97, width, 4, 8, 64, 1, 2), dtype=dtype) for width in (16, 32)]
+    return [shapes.in_dtype(T5(T5Config(97, width, 4, 8, 64, 1, 2)), dtype) for width in (16, 32)]
   family, *sizes = name.split('_')
   make, known = FAMILIES.get(family, (None, {}))
   if len(sizes) != 2 or not {*sizes} <= {*known}:

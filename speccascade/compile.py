@@ -16,7 +16,6 @@ import sys
 
 import jax
 
-from speccascade import checkpoints
 from speccascade.decode import options
 from speccascade.engine import validate
 from speccascade.host import commands, storage
@@ -42,9 +41,7 @@ def _parser() -> commands.Parser:
   parser.add_argument(
     '--max_prompt_tokens', type=commands.count, default=256, help='the padded length of prompts (256)'
   )
-  parser.add_argument(
-    '--dtype', choices=checkpoints.DTYPES, default='bfloat16', help='of weights and caches (bfloat16)'
-  )
+  options.add_dtype(parser, 'bfloat16', 'bfloat16')
   options.add_mesh(parser)
   parser.add_argument(
     '--rules', type=commands.listed, default=[], help='replicated or sharded for each model (what is faster)'

@@ -782,7 +782,8 @@ COMMANDS = {
         (['--max_new_tokens=x'], ('--max_new_tokens', "'x'")),
         (['--temperature=-1'], 'temperature=-1'),
         (['--rule=weighted:1,1'], 'weighted'),
-        (['--dtype=int8'], ('--dtype', "'int8'")),
+        (['--dtype=int4'], ('--dtype', "'int4'")),
+        (['--dtype=int8,int4'], ('--dtype', "'int4'")),
         ([], 'a '),
       ]
     ),

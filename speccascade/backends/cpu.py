@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade.backends.base import attention_weights, Backend, cached, Entry, Params, tokens_of
+from speccascade.backends.quantised import Quantised
 from speccascade.backends.registry import backend
 
 Array = jax.Array
@@ -60,8 +61,8 @@ class CPU(Backend):
     if sum(x.nbytes for x in leaves) <= _CACHED or isinstance(leaves[0], jax.core.Tracer) or not _fuses_sums():
       return params
     params = _with_rows(params)
-    if 'logits_dense' not in decoder and 'token_embedder' in params:
-      table = params['token_embedder']
+    table = params.get('token_embedder')
+    if table and 'logits_dense' not in decoder and not isinstance(table['embedding'], Quantised):
       params['token_embedder'] = table | {'rows': cached(table['embedding'], _copied)}
     return params
 
@@ -135,8 +136,11 @@ def _write(slots: Array, new: Array, start: Array, axis: int) -> Array:
 
 def _with_rows(params: dict) -> dict:
   tree = {name: _with_rows(x) if isinstance(x, dict) else x for name, x in params.items()}
-  if 'kernel' in tree and tree['kernel'].ndim == 2:
-    tree['rows'] = cached(tree.pop('kernel'), _transposed)
+  if 'kernel' in tree and len(tree['kernel'].shape) == 2:
+    kernel = tree.pop('kernel')
+    short = isinstance(kernel, Quantised)
+    rows = cached(kernel.values if short else kernel, _transposed)
+    tree['rows'] = kernel._replace(values=rows) if short else rows
   return tree
 
 

@@ -25,7 +25,7 @@ _HUB_ID = re.compile(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*')
 _HUB_FILES = ['*.json', '*.safetensors', '*.model', 'merges.txt', '*.jinja']
 _DESCRIPTIONS = {'.gin', *tokenizers.SUFFIXES}  # kinds of files next to a checkpoint that describe it
 _FORMATS = {'hf': hf, 'orbax': orbax, 't5x': t5x}
-DTYPES = ('float32', 'bfloat16', 'float16')
+DTYPES = ('float32', 'bfloat16', 'float16', 'int8')
 _EXPECTED = (
   "expected a Hugging Face folder (config.json and *.safetensors), T5X's checkpoint_<step> or a folder of them, or a "
   'folder that speccascade.convert wrote (speccascade.json)'
@@ -52,7 +52,7 @@ def load(
       end it is the first four layers of that model; `load_all` lets them share the arrays of the complete model. With
       @mtp it is the model's layer of multi-token prediction, a head.
     dtype: Float32, bfloat16 or float16. None is as stored, but float32 on a CPU, which computes many times slower with
-      shorter numbers.
+      shorter numbers. Int8 is that of the weights alone, with a scale for each output; activations are as with None.
     scan: Stack the layers, so that one layer is compiled for all.
     tokenizer: Tokenizer, or the path of one, instead of the checkpoint's own.
     name: Name of the model, by default that of its folder.
@@ -67,21 +67,38 @@ def load(
     FileNotFoundError: there is no checkpoint at the path, or it lacks a file.
     ValueError: the checkpoint is damaged or not supported, or an argument does not fit it.
   """
-  dtype = dtype or ('float32' if jax.default_backend() == 'cpu' else None)
+  dtype = None if dtype is None else _dtype(dtype)
+  quantised = dtype == 'int8'
+  if dtype is None or quantised:
+    dtype = 'float32' if jax.default_backend() == 'cpu' else None
   settings = dict(scan=scan, tokenizer=tokenizer, name=name, revision=revision, activation=activation)
-  model = read(path, dtype=dtype, mesh=mesh, rules=rules, **settings)
+  model = read(path, dtype=dtype, quantised=quantised, mesh=mesh, rules=rules, **settings)
   if model.tokenizer is not None:
     tokenizers.check_special(model)
   return model
 
 
-def load_all(paths: Sequence, **settings) -> list[Model]:
+def load_all(paths: Sequence, *, dtype=None, **settings) -> list[Model]:
   """Return the models at paths, with names that differ, those of one checkpoint with the same arrays.
 
-  `settings` are those of `load`.
+  Args:
+    paths: Paths, as `load` takes them.
+    dtype: Dtype of all, or one for each, as in 'int8,float32'.
+    **settings: Settings of `load`.
   """
   loaded: list = []
-  return named_apart([load_shared(path, loaded, **settings) for path in paths])
+  dtypes = dtype_of_each(dtype, len(paths))
+  return named_apart(
+    [load_shared(path, loaded, dtype=own, **settings) for path, own in zip(paths, dtypes, strict=True)]
+  )
+
+
+def dtype_of_each(dtype, models: int) -> list:
+  """Return the dtype of each model by one for all or, separated by commas, one for each."""
+  dtypes = dtype.split(',') if isinstance(dtype, str) else [dtype]
+  if len(dtypes) not in (1, models):
+    raise ValueError(f'dtype {dtype} has {len(dtypes)} for {models} models: give one for all, or one for each')
+  return dtypes * (models if len(dtypes) == 1 else 1)
 
 
 def load_shared(path, loaded: list, **settings) -> Model:
@@ -122,10 +139,27 @@ def first_layers(model: Model, layers: int | None) -> Model:
   return model if layers is None else layerskip.layerskip(model, layers)
 
 
-def read(path, *, dtype=None, scan=False, tokenizer=None, name=None, revision=None, activation=None, **layout) -> Model:
-  """Return the model of a checkpoint as it is stored, with the arguments of `load`, which decodes faster."""
+def read(
+  path,
+  *,
+  dtype=None,
+  quantised=False,
+  scan=False,
+  tokenizer=None,
+  name=None,
+  revision=None,
+  activation=None,
+  **layout,
+) -> Model:
+  """Return the model of a checkpoint as it is stored, with the arguments of `load`, which decodes faster.
+
+  With `quantised` its weights are int8, and `dtype` is that of the rest.
+  """
   check_bits()
-  settings = {'dtype': None if dtype is None else _dtype(dtype), 'scan': scan, **layout}
+  dtype = None if dtype is None else _dtype(dtype)
+  if dtype == 'int8':
+    dtype, quantised = None, True
+  settings = {'dtype': dtype, 'quantised': quantised, 'scan': scan, **layout}
   path, layers = parse_model_path(path)
   folder = _folder(path, revision)
   form = kind(folder)
@@ -139,7 +173,7 @@ def read(path, *, dtype=None, scan=False, tokenizer=None, name=None, revision=No
   network, params = hf.read_mtp(folder, **settings) if layers == MTP else _FORMATS[form].read(folder, **settings)
   tokenizer = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
   generation = None if form == 't5x' else hf.generation_config(folder)
-  digest_of_files = digest(folder, tokenizer=tokenizer)
+  digest_of_files = digest(folder, tokenizer=tokenizer) + '-int8' * quantised
   step = folder.name.startswith('checkpoint_')  # of T5X, whose model has the name of the folder above
   default = folder.parent.name if step else folder.name
   model = Model(params, network, tokenizer, default, digest_of_files, generation and json.dumps(generation))

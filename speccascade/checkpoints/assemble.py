@@ -19,8 +19,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
 from speccascade.backends import sharding
+from speccascade.backends.quantised import quantise, Quantised, summed_axis
 from speccascade.checkpoints.files import AGAIN
 from speccascade.checkpoints.stored import Box, full_box, Shape, Tensor
+from speccascade.models.base import Base
 from speccascade.types import Array, Network, Params
 
 
@@ -161,27 +163,36 @@ def read(
   for entry in sorted(entries, key=lambda entry: -math.prod(stored[entry.source].shape)):
     by_source.setdefault(entry.source, []).append(entry)
   for source, group in by_source.items():
-    for entry, value in _read_source(stored[source], group, shardings, dtype):
+    for entry, value in _read_source(stored[source], group, shapes, shardings, dtype):
       if entry.row:
         stacked = shardings.get(entry.path)
         stack = leaves.get(entry.path)
-        stack = jnp.zeros(shapes[entry.path].shape, value.dtype, device=stacked) if stack is None else stack
+        stack = _zeros(shapes[entry.path], value, stacked) if stack is None else stack
         value = _set_row(stack, value, entry.row, stacked)
       leaves[entry.path] = value
   return unflatten_dict({path: leaves.pop(path) for path in shapes})
 
 
 def _read_source(
-  tensor: Tensor, entries: Iterable[Entry], shardings: Mapping, dtype: str | None
-) -> Iterator[tuple[Entry, jax.Array]]:
+  tensor: Tensor, entries: Iterable[Entry], shapes: Mapping, shardings: Mapping, dtype: str | None
+) -> Iterator[tuple[Entry, jax.Array | Quantised]]:
   """Yield the parameters in a stored tensor, of which this process reads what it needs."""
   parts = [(entry, _row_sharding(entry, shardings.get(entry.path))) for entry in entries]
-  box = _hull(entry.stored_box(_local_box(entry.shape, own)) for entry, own in parts)
+  box = _hull(entry.stored_box(_local_box(entry, own)) for entry, own in parts)
   own_dtype = narrowed(tensor.dtype)  # or raise
   to = np.dtype(own_dtype if np.issubdtype(own_dtype, np.integer) else dtype or own_dtype)
   data = tensor.read(box)
   for entry, own in parts:
-    yield entry, _value(entry, tensor, functools.partial(entry.take, data, box), own, to)
+    take = functools.partial(entry.take, data, box)
+    make = _quantised if isinstance(shapes[entry.path], Quantised) else _value
+    yield entry, make(entry, tensor, take, own, to)
+
+
+def quantised(network: Network) -> Network:
+  """Return a network whose kernels and table of tokens are int8, or raise for one that is none of the package's."""
+  if not isinstance(network, Base):
+    raise ValueError(f'the weights of a {type(network).__name__} do not become int8: give another dtype')
+  return dataclasses.replace(network, quantised=True)
 
 
 def narrowed(dtype: np.dtype) -> np.dtype:
@@ -191,46 +202,90 @@ def narrowed(dtype: np.dtype) -> np.dtype:
 
 def _value(entry: Entry, tensor: Tensor, take: Callable[..., np.ndarray], sharding, dtype: np.dtype) -> jax.Array:
   """Return a parameter; each shard is converted by itself, so that no more than one is in memory next to the array."""
-
-  def converted(x: np.ndarray, xp=np) -> Array:
-    x = xp.asarray(x)
-    x = x.T if entry.transpose else x
-    with np.errstate(over='ignore'):
-      x = x.astype(dtype, copy=False)
-    if not xp.isfinite(x).all():
-      raise ValueError(
-        f"{tensor.file}: tensor '{entry.source}' has NaN or Inf as {x.dtype}: {AGAIN}, or try another dtype"
-      )
-    return x
-
   if sharding is None:
-    on_host = jax.default_backend() == 'cpu'  # XLA would compile for each shape, which takes longer there
-    return jnp.asarray(converted(take(), np if on_host else jnp))
+    return jnp.asarray(_converted(entry, tensor, take(), dtype, _library()))
 
   def shard(index):
-    return np.ascontiguousarray(converted(take(_both_ends(index, entry.shape))))
+    return np.ascontiguousarray(_converted(entry, tensor, take(_both_ends(index, entry.shape)), dtype))
 
   return jax.make_array_from_callback(entry.shape, sharding, shard)
 
 
+def _quantised(entry: Entry, tensor: Tensor, take: Callable[..., np.ndarray], own, _: np.dtype) -> Quantised:
+  """Return a parameter quantised; on a mesh, once for all shards of this process, each of which needs whole outputs."""
+  xp = np if own else _library()
+  box = _local_box(entry, own)
+  axis = summed_axis(entry.path)
+  parts = quantise(_converted(entry, tensor, take(box), np.dtype(np.float32), xp), axis, xp)
+  if own is None:
+    return jax.tree.map(jnp.asarray, parts)
+
+  def array(part, sharding, shape, box):
+    def shard(index):
+      return part[tuple(slice(i.start - o.start, i.stop - o.start) for i, o in zip(_both_ends(index, shape), box))]
+
+    return jax.make_array_from_callback(shape, sharding, shard)
+
+  def outputs(xs):
+    return tuple(x for i, x in enumerate(xs) if i != axis % len(xs))
+
+  return Quantised(
+    array(parts.values, own.values, entry.shape, box),
+    array(parts.scale, own.scale, outputs(entry.shape), outputs(box)),
+  )
+
+
+def _library() -> Any:
+  """Return what converts: on a CPU numpy, for XLA would compile for each shape, which takes longer there."""
+  return np if jax.default_backend() == 'cpu' else jnp
+
+
+def _converted(entry: Entry, tensor: Tensor, x: np.ndarray, dtype: np.dtype, xp=np) -> Array:
+  """Return a part of a stored tensor as the parameter has it."""
+  x = xp.asarray(x)
+  x = x.T if entry.transpose else x
+  with np.errstate(over='ignore'):
+    x = x.astype(dtype, copy=False)
+  if not xp.isfinite(x).all():
+    raise ValueError(
+      f"{tensor.file}: tensor '{entry.source}' has NaN or Inf as {x.dtype}: {AGAIN}, or try another dtype"
+    )
+  return x
+
+
+def _zeros(shapes: Any, row: Any, sharding: Any) -> Any:
+  """Return the stack of which a value is a row."""
+  if sharding is None:
+    return jax.tree.map(lambda s, x: jnp.zeros(s.shape, x.dtype), shapes, row)
+  return jax.tree.map(lambda s, x, to: jnp.zeros(s.shape, x.dtype, device=to), shapes, row, sharding)
+
+
 @functools.partial(jax.jit, donate_argnums=0, static_argnums=3)
-def _set_row(stack: jax.Array, row: jax.Array, at: tuple[int, ...], sharding: NamedSharding | None) -> jax.Array:
-  start = (*at, *[0] * row.ndim)
-  stack = lax.dynamic_update_slice(stack, row.reshape(*[1] * len(at), *row.shape), start)
+def _set_row(stack: Any, row: Any, at: tuple[int, ...], sharding: Any) -> Any:
+  def put(stack, row):
+    return lax.dynamic_update_slice(stack, row.reshape(*[1] * len(at), *row.shape), (*at, *[0] * row.ndim))
+
+  stack = jax.tree.map(put, stack, row)
   return stack if sharding is None else lax.with_sharding_constraint(stack, sharding)
 
 
-def _row_sharding(entry: Entry, sharding: NamedSharding | None) -> NamedSharding | None:
+def _row_sharding(entry: Entry, sharding: Any) -> Any:
   """Return the sharding of an entry's own array, that of one row where it is one."""
   if sharding is None or not entry.row:
     return sharding
-  return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[len(entry.row) :]))
+  return jax.tree.map(lambda s: NamedSharding(s.mesh, PartitionSpec(*s.spec[len(entry.row) :])), sharding)
 
 
-def _local_box(shape: Shape, sharding: NamedSharding | None) -> Box:
-  """Return the least box with all shards of this process."""
+def _local_box(entry: Entry, sharding: Any) -> Box:
+  """Return the least box with all shards of this process, of quantised weights with whole outputs."""
+  shape = entry.shape
   if sharding is None:
     return full_box(shape)
+  if isinstance(sharding, Quantised):
+    box = list(_local_box(entry, sharding.values))
+    axis = summed_axis(entry.path)
+    box[axis] = slice(0, shape[axis])
+    return tuple(box)
   return _hull(_both_ends(index, shape) for index in sharding.addressable_devices_indices_map(shape).values())
 
 

@@ -16,7 +16,7 @@ class Checkpoint:
 
   Attributes:
     path: The folder of a checkpoint; FOLDER@4 is the first four layers of the model in FOLDER.
-    dtype: Float32, bfloat16 or float16; None: as stored, but float32 on a CPU.
+    dtype: Float32, bfloat16, float16 or int8, of the weights alone; None: as stored, but float32 on a CPU.
     name: The name in results; None: that of the checkpoint.
     tokenizer: The path of another tokenizer than the checkpoint's.
     scan: Whether the layers are one loop in the compiled program.

@@ -121,6 +121,12 @@ def read_json(path: Path) -> dict:
   return value
 
 
+def check_floats(model: Model):
+  """Raise for weights that no format has here."""
+  if any(x.dtype == np.int8 for x in jax.tree.leaves(model.params)):
+    raise ValueError(f'the weights of {model.name} are int8, which is not written: load it as float32 or bfloat16')
+
+
 def checksum(x: jax.Array | np.ndarray) -> int:
   """Return the CRC-32 of an array's bytes in C order."""
   return zlib.crc32(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)

@@ -50,6 +50,7 @@ def save(path, model: Model, *, overwrite: bool = False) -> Path:
     FileExistsError: the folder exists and may not be replaced.
     ValueError: the model's network has no parameters of its own.
   """
+  files.check_floats(model)
   path = Path(os.path.abspath(path))  # a relative path fails in Orbax's background thread, without an error
   model = model.replace(params=multihost.to_host(model.params))
   multihost.once(lambda: _save(path, model, overwrite))
@@ -67,7 +68,9 @@ def _save(path: Path, model: Model, overwrite: bool):
     (scratch / SIDECAR).write_text(json.dumps(sidecar, indent=1) + '\n', encoding='utf-8')
 
 
-def read(path, *, mesh=None, rules=None, dtype: str | None = None, scan: bool | None = None) -> tuple[Network, Params]:
+def read(
+  path, *, mesh=None, rules=None, dtype: str | None = None, quantised: bool = False, scan: bool | None = None
+) -> tuple[Network, Params]:
   """Return the network of a checkpoint and its parameters; the other arguments are those of `hf.read`.
 
   Args:
@@ -82,6 +85,7 @@ def read(path, *, mesh=None, rules=None, dtype: str | None = None, scan: bool | 
   sidecar = _sidecar(path)
   network = _decode(sidecar['network'], path)
   network = dataclasses.replace(network, scan=network.scan if scan is None else scan, dtype=dtype or network.dtype)
+  network = assemble.quantised(network) if quantised else network
   tensors = {name: _checked(path, name, sidecar) for name in sidecar['tensors']}
   entries = assemble.plan_by_own_names(network, tensors)
   assemble.check(entries, tensors, network, path / SIDECAR)

@@ -49,6 +49,13 @@ def mesh(text: str) -> dict[str, int]:
     raise argparse.ArgumentTypeError(f"'{text}' is not like data=1,model=4") from None
 
 
+def dtype(text: str) -> str:
+  """Return a text of dtypes that commas separate."""
+  if wrong := [name for name in text.split(',') if name not in checkpoints.DTYPES]:
+    raise argparse.ArgumentTypeError(f'{wrong[0]!r} is none of {", ".join(checkpoints.DTYPES)}')
+  return text
+
+
 def pair(text: str) -> tuple[str, str]:
   """Return (name, value) of 'NAME=VALUE'."""
   name, equals, value = text.removeprefix('--').partition('=')
@@ -83,10 +90,16 @@ def add_models(parser: commands.Parser, *, positional: bool = False):
     parser.add_argument(
       '--models', nargs='+', required=True, metavar='MODEL', help=f'{text}; another option or -- ends them'
     )
-  parser.add_argument('--dtype', choices=checkpoints.DTYPES, help='of the models (as stored; float32 on a CPU)')
+  add_dtype(parser, None, 'as stored; float32 on a CPU')
   about = "let models with another vocabulary draft with the last one's tokens"
   parser.add_argument('--translate', action='store_true', help=about)
   add_mesh(parser)
+
+
+def add_dtype(parser: argparse._ActionsContainer, default: str | None, by_default: str):
+  """Let a command take the dtype of the models."""
+  text = f'{", ".join(checkpoints.DTYPES)} (weights alone); of all models, or of each: int8,bfloat16 ({by_default})'
+  parser.add_argument('--dtype', type=dtype, default=default, help=text)
 
 
 def add_mesh(parser: argparse._ActionsContainer):

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from speccascade.backends import Backend
+from speccascade.backends.quantised import Quantised, quantised, quantised_axes
 from speccascade.types import Array, Cache, Network, Params
 
 
@@ -38,11 +39,13 @@ def _made(network: 'Base', key: Array) -> Params:
 class Base(Network):
   """Derive what a `Network` has from a network's `config`, `_init`, `depth`, `first_layers` and `_cached`.
 
-  `backend` is what a network computes on; it is part of no checkpoint.
+  `backend` is what a network computes on, `quantised` whether its kernels and its table of tokens are int8; they are
+  part of no checkpoint.
   """
 
   backend: Backend = dataclasses.field(default=Backend(), kw_only=True, repr=False)
   mask_token: int | None = dataclasses.field(default=None, kw_only=True)
+  quantised: bool = dataclasses.field(default=False, kw_only=True, repr=False)
 
   packs = True
 
@@ -64,15 +67,18 @@ class Base(Network):
 
   def init(self, key: Array) -> Params:
     """Return random parameters in the network's dtype."""
-    return nn.unbox(_made(self, key))
+    params = nn.unbox(_made(self, key))
+    return quantised(params) if self.quantised else params
 
   def param_shapes(self) -> Params:
     """Return the parameters' shapes and dtypes, without making them."""
-    return nn.unbox(self._boxed())
+    shapes = nn.unbox(self._boxed())
+    return jax.eval_shape(quantised, shapes) if self.quantised else shapes
 
   def param_axes(self) -> Params:
     """Return a PartitionSpec of logical axis names for each parameter."""
-    return nn.get_partition_spec(self._boxed())
+    axes = nn.get_partition_spec(self._boxed())
+    return quantised_axes(axes) if self.quantised else axes
 
   def shares_cache(self, params: Params, other, other_params: Params) -> bool:
     """Tell whether this is the first layers of the other network, the very same arrays, so that one cache does."""
@@ -83,6 +89,11 @@ class Base(Network):
       return False
     mine, theirs = (jax.tree.leaves(self._cached(p)) for p in (params, first_params))
     return len(mine) == len(theirs) and all(a is b for a, b in zip(mine, theirs))
+
+  def _activations(self, params: Params):
+    """Return the dtype of activations: that of the embeddings."""
+    table = params['token_embedder']['embedding']
+    return self.dtype if isinstance(table, Quantised) else table.dtype
 
   def _boxed(self) -> Params:
     return _made.eval_shape(self, jax.random.key(0))

@@ -303,7 +303,7 @@ class Decoder(Base):
   def empty_cache(self, params: Params, batch: int, slots: int) -> Cache:
     """Return a cache that has seen nothing, in the dtype of the embeddings."""
     c = self.config
-    dtype = params['token_embedder']['embedding'].dtype
+    dtype = self._activations(params)
     return cache_lib.empty(self.backend, len(c.spans), batch, c.kv_heads, slots, c.head_dim, dtype, self.scan)
 
   def _init(self, key: Array) -> Params:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade.backends import Backend, View
+from speccascade.backends.quantised import product, Quantised
 from speccascade.models import cache as cache_lib
 from speccascade.models import packing as packing_lib
 from speccascade.models import rope as rope_lib
@@ -81,7 +82,8 @@ class Norm(nn.Module):
 class Dense(nn.Module):
   """Multiply by a kernel (in, out) in the kernel's dtype; `axes` names its two axes for sharding.
 
-  Parameters that a backend has prepared have the kernel's transpose, `rows`, whose dtype may be shorter.
+  Parameters that a backend has prepared have the kernel's transpose, `rows`, whose dtype may be shorter. Either may be
+  `Quantised`.
   """
 
   features: int
@@ -96,11 +98,13 @@ class Dense(nn.Module):
   def __call__(self, x: Array) -> Array:
     out_dtype = self.out_dtype or x.dtype
     if self.has_variable('params', 'rows'):
-      y = self.backend.matmul_rows(x, self.get_variable('params', 'rows'), out_dtype)
+      y = product(self.backend.matmul_rows, x, self.get_variable('params', 'rows'), out_dtype)
     else:
       init = nn.initializers.variance_scaling(self.init_scale, 'fan_in', 'normal')
       kernel = _param(self, 'kernel', init, self.axes, (x.shape[-1], self.features))
-      y = self.backend.matmul(x, kernel, self.out_dtype)
+      if isinstance(kernel, Quantised):
+        kernel = kernel._replace(values=kernel.values.astype(x.dtype))
+      y = product(self.backend.matmul, x, kernel, self.out_dtype)
     if self.use_bias:
       bias = _param(self, 'bias', nn.initializers.zeros, self.axes[1:], (self.features,))
       y = y + bias.astype(y.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
@@ -120,12 +124,17 @@ class Embed(nn.Module):
     self.embedding = _param(self, 'embedding', nn.initializers.normal(1.0), self.axes, (self.rows, self.features))
 
   def __call__(self, index: Array, packing: packing_lib.Packing | None = None) -> Array:
-    return jnp.take(self.embedding, packing_lib.pack(packing, index), axis=0, mode='clip')
+    index = packing_lib.pack(packing, index)
+    found = jax.tree.map(lambda x: jnp.take(x, index, axis=0, mode='clip'), self.embedding)
+    if not isinstance(found, Quantised):
+      return found
+    return (found.values.astype(jnp.float32) * found.scale[..., None]).astype(self.dtype)
 
   def attend(self, x: Array) -> Array:
     """Return x · embeddingᵀ [B, L, rows] in float32, without a transpose of the table."""
     rows = self.get_variable('params', 'rows') if self.has_variable('params', 'rows') else self.embedding
-    return self.backend.matmul_rows(x.astype(self.embedding.dtype), rows, jnp.float32)
+    x = x if isinstance(rows, Quantised) else x.astype(self.embedding.dtype)
+    return product(self.backend.matmul_rows, x, rows, jnp.float32)
 
 
 class Mlp(nn.Module):

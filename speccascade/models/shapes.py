@@ -1,5 +1,7 @@
 """Networks of published sizes, without weights: what timings and ahead-of-time compilation are made for."""
 
+import dataclasses
+
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Network
@@ -25,18 +27,23 @@ GEMMA2 = {  # embedding, heads, key-value heads, head dimension, MLP, layers, 1/
 }
 
 
+def in_dtype(network: Network, dtype: str) -> Network:
+  """Return a network in a dtype; int8 is that of its weights, next to which it computes in bfloat16."""
+  return dataclasses.replace(network, dtype='bfloat16' if dtype == 'int8' else dtype, quantised=dtype == 'int8')
+
+
 def t5(size: str, dtype: str = 'bfloat16', layers: int | None = None) -> T5:
   """Return T5 v1.1 of a published size, or with another number of layers."""
   embed, heads, mlp, published = T5_V1_1[size]
   layers = layers or published
-  return T5(T5Config(32128, embed, heads, 64, mlp, layers, layers), dtype=dtype)
+  return in_dtype(T5(T5Config(32128, embed, heads, 64, mlp, layers, layers)), dtype)
 
 
 def llama(size: str, dtype: str = 'bfloat16', layers: int | None = None) -> Decoder:
   """Return Llama of a published size, or with another number of layers; of 68 M and 160 M those that draft for it."""
   embed, heads, kv_heads, mlp, published = LLAMA[size]
   config = DecoderConfig(32000, embed, heads, kv_heads, embed // heads, mlp, (Span(),) * (layers or published))
-  return Decoder(config, (2,), dtype)
+  return in_dtype(Decoder(config, (2,)), dtype)
 
 
 def gemma2(size: str, dtype: str = 'bfloat16') -> Decoder:
@@ -60,7 +67,7 @@ def gemma2(size: str, dtype: str = 'bfloat16') -> Decoder:
     attention_cap=50.0,
     final_cap=30.0,
   )
-  return Decoder(config, (1,), dtype)
+  return in_dtype(Decoder(config, (1,)), dtype)
 
 
 PAIRS = {  # drafter and verifier

@@ -249,7 +249,7 @@ class T5(Base):
       return cache_lib.resize(self.backend, self.module.apply(*args, method='read_source'), width)
 
     source = at_width(prompt.length.max(), width, read)
-    target = self._empty_target(batch, max_len, params['token_embedder']['embedding'].dtype)
+    target = self._empty_target(batch, max_len, self._activations(params))
     return {'source': source, 'source_length': prompt.length, 'target': target}
 
   def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array, packing=None) -> tuple[Array, Cache]:

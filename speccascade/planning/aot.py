@@ -16,6 +16,7 @@ import numpy as np
 
 from speccascade import backends, Sampler
 from speccascade.backends import sharding
+from speccascade.checkpoints import dtype_of_each
 from speccascade.checkpoints.hf import network_of
 from speccascade.engine import loop, requests
 from speccascade.engine.lowering import lower
@@ -67,10 +68,11 @@ def chip_of(topology: str) -> Chip | None:
 
 
 def networks_of(models: Sequence[str], dtype: str, scan: bool = False) -> list[Network]:
-  """Return the networks of a named pair, or of config.json files or their folders."""
-  if len(models) == 1:
-    return [dataclasses.replace(network, scan=scan) for network in shapes.pair(models[0], dtype)]
-  return [network_of(_config_in(Path(path)), dtype=dtype, scan=scan) for path in models]
+  """Return the networks of a named pair, or of config.json files or their folders; dtypes as `load_all` takes them."""
+  named = len(models) == 1
+  networks = shapes.pair(models[0]) if named else [network_of(_config_in(Path(path))) for path in models]
+  dtypes = dtype_of_each(dtype, len(networks))
+  return [dataclasses.replace(shapes.in_dtype(n, d), scan=scan) for n, d in zip(networks, dtypes, strict=True)]
 
 
 def _config_in(path: Path) -> Path:

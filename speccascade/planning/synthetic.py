@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from speccascade.backends.quantised import MOST, Quantised
 from speccascade.planning.timing import endless
 from speccascade.types import Model, Network, Params
 
@@ -21,10 +22,16 @@ def random_model(network: Network, name: str, seed: int = 0) -> Model:
 def random_params(network: Network, seed: int = 0) -> Params:
   """Return noise of the parameters' shapes and dtypes, made on the device: a host has no memory for large ones."""
   shapes = network.param_shapes()
-  leaves, tree = jax.tree.flatten(shapes)
+  leaves, tree = jax.tree.flatten(shapes, is_leaf=lambda x: isinstance(x, Quantised))
   scale = np.float32((3 / network.config.embed_dim) ** 0.5)  # of uniform numbers: a variance of 1/embed_dim
-  noise = [_noise(np.uint32(seed * len(leaves) + i), scale, x.shape, x.dtype.name) for i, x in enumerate(leaves)]
-  return tree.unflatten(noise)
+
+  def noise(i, x):
+    number = np.uint32(seed * len(leaves) + i)
+    if not isinstance(x, Quantised):
+      return _noise(number, scale, x.shape, x.dtype.name)
+    return Quantised(_noise(number, np.float32(MOST), x.shape, 'int8'), jnp.full(x.scale.shape, scale / MOST))
+
+  return tree.unflatten([noise(i, x) for i, x in enumerate(leaves)])
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))

@@ -24,12 +24,15 @@ _READERS = {  # by the name of a single file; the first that is there is read
 }
 
 
-def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules=None) -> tuple[Network, Params]:
+def read(
+  path, *, dtype: str | None = None, quantised: bool = False, scan: bool = False, mesh=None, rules=None
+) -> tuple[Network, Params]:
   """Return the network of a folder and its parameters.
 
   Args:
     path: Folder with config.json and safetensors.
     dtype: Dtype of the parameters; None for that of each stored tensor.
+    quantised: Whether kernels and the table of tokens become int8.
     scan: Stack the layers.
     mesh: Mesh to shard the parameters over, each process reading its own part of them.
     rules: Sharding rules, as `load` takes them.
@@ -64,6 +67,7 @@ def read(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules
   assemble.check(entries, tensors, network, where)
   network = network_from_config(config, eos_ids=eos_ids, dtype=dtype or tensors[embedding].dtype.name, scan=scan)
   network = _with_head(network, tied)
+  network = assemble.quantised(network) if quantised else network
   return network, assemble.read(network, entries, tensors, dtype=dtype, mesh=mesh, rules=rules)
 
 

@@ -72,6 +72,7 @@ def write(path, model: Model, *, overwrite: bool = False) -> Path:
   """
   from safetensors.numpy import save_file  # lazily: reading needs no safetensors library
 
+  files.check_floats(model)
   check(model.network, model.name)
   path = Path(os.path.abspath(path))
   params = unstack_layers(model.params) if model.network.scan else model.params

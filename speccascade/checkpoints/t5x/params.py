@@ -48,7 +48,8 @@ def with_params(model: Model, params) -> Model:
     raise ValueError(f'{model.name} is a {type(network).__name__}, and {_WHERE} are those of a T5')
   tensors = _tensors(params)
   own_bias = any('.layers.' in name for name in tensors) or not network.config.shared_bias
-  network = dataclasses.replace(network, config=dataclasses.replace(network.config, shared_bias=not own_bias))
+  config = dataclasses.replace(network.config, shared_bias=not own_bias)
+  network = dataclasses.replace(network, config=config, quantised=False)
   entries = assemble.plan_by_own_names(dataclasses.replace(network, scan=False), tensors)
   assemble.check(entries, tensors, network, _WHERE)
   leaves = {}

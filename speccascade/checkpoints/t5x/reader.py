@@ -44,7 +44,14 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def read(
-  path, *, dtype: str | None = None, scan: bool = False, activation: str | None = None, mesh=None, rules=None
+  path,
+  *,
+  dtype: str | None = None,
+  quantised: bool = False,
+  scan: bool = False,
+  activation: str | None = None,
+  mesh=None,
+  rules=None,
 ) -> tuple[Network, Params]:
   """Return the network of a checkpoint and its parameters; the other arguments are those of `hf.read`.
 
@@ -67,6 +74,7 @@ def read(
   dtype_of_network = dtype or assemble.narrowed(dtypes['token_embedder.embedding']).name
   with errors_of(folder):
     network = network_from_config(hf_config, dtype=dtype_of_network, scan=scan)
+  network = assemble.quantised(network) if quantised else network
   entries = assemble.plan_by_own_names(network, tensors)
   assemble.check(entries, tensors, network, folder)
   return network, assemble.read(network, entries, tensors, dtype=dtype, mesh=mesh, rules=rules)

@@ -37,6 +37,7 @@ def write(path, model: Model, *, step: int | None = None, scan: bool = False, ov
     FileExistsError: the folder exists and may not be replaced.
   """
   path = Path(os.path.abspath(path))
+  files.check_floats(model)
   if not isinstance(model.network, T5):
     raise ValueError(f'T5X checkpoints are for T5, and {model.name} is a {type(model.network).__name__}: write orbax')
   folder, step = _destination(path, step)
