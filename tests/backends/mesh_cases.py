@@ -7,6 +7,7 @@ are sharded; with `distributions` those of a window stay sharded along the vocab
 themselves. Cases of TPUs come last: all after them run on that backend.
 """
 
+import dataclasses
 import functools
 import json
 import os
@@ -21,6 +22,7 @@ import reference  # noqa: E402
 
 from speccascade import acceptance, backends, decode, methods, Request, rules, Sampler, stopping
 from speccascade.backends import sharding
+from speccascade.backends.quantised import quantised  # noqa: E402
 from speccascade.checkpoints.hf import FAMILIES, network_from_config
 from speccascade.models import one_pass, toy, translation  # noqa: E402
 from speccascade.models.decoder import Decoder, DecoderConfig, Span  # noqa: E402
@@ -41,6 +43,8 @@ NETWORKS = {
   't5 scanned': T5(T5Config(VOCAB, 32, 8, 8, 64, encoder_layers=1, decoder_layers=2), scan=True),
   't5 on tpus': T5(T5Config(VOCAB, 32, 8, 64, 64, encoder_layers=1, decoder_layers=1)),
   'decoder': Decoder(DecoderConfig(VOCAB, 32, 8, 4, 8, 64, (Span(), Span(6)), tied=True), (1,)),
+  'decoder of int8': Decoder(DecoderConfig(VOCAB, 32, 8, 4, 8, 64, (Span(), Span(6)), tied=True), (1,), quantised=True),
+  't5 of int8': T5(T5Config(VOCAB, 32, 8, 8, 64, encoder_layers=1, decoder_layers=1), quantised=True),
   'decoder on tpus': Decoder(DecoderConfig(VOCAB, 32, 4, 2, 64, 64, (Span(), Span(6)), tied=True), (1,)),
 }
 TABLE = AcceptanceTable(np.float32([0.75]), np.float32([[0.9], [0.95]]), np.float32([[0.1, 0.6], [0.2, 0.9]]))
@@ -90,7 +94,7 @@ def declared(family: str):
 def models(family: str) -> dict[str, Model]:
   """Return a verifier and models near it."""
   network = NETWORKS[family] if family in NETWORKS else declared(family)
-  large = network.init(jax.random.key(0))
+  large = dataclasses.replace(network, quantised=False).init(jax.random.key(0))
   if (
     'final_norm' in large
   ):  # a tied head's distributions would be all but certain, and ties of their confidence rounding
@@ -102,6 +106,7 @@ def models(family: str) -> dict[str, Model]:
     return tree.unflatten([x * (1 + scale * jax.random.normal(k, x.shape)) for x, k in zip(leaves, keys, strict=True)])
 
   made = {'s': near(1, 0.3), 'm': near(2, 0.2), 'l': large}
+  made = {name: quantised(params) if network.quantised else params for name, params in made.items()}
   return {name: Model(params, network, name=name) for name, params in made.items()}
 
 

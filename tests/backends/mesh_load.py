@@ -1,6 +1,6 @@
 """Load a checkpoint onto a mesh of 8 devices, in one process or one of two, and say what was read and what it took.
 
-python tests/backends/mesh_load.py PATH DATAxMODEL [scan | both] [PROCESS PORT]
+python tests/backends/mesh_load.py PATH DATAxMODEL [scan | both] [int8] [PROCESS PORT]
 
 It prints a line for each form of the layers, of which `both` are one after the other.
 """
@@ -12,11 +12,11 @@ import sys
 
 PATH, SHAPE, *REST = sys.argv[1:]
 SCANS = [False, True] if 'both' in REST else ['scan' in REST]
-REST = [a for a in REST if a not in ('scan', 'both')]
+DTYPE = 'int8' if 'int8' in REST else 'float32'
+REST = [a for a in REST if a not in ('scan', 'both', 'int8')]
 COUNT = 4 if REST else 8
 os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count={COUNT}'
 
-from flax.traverse_util import flatten_dict  # noqa: E402
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
@@ -58,14 +58,18 @@ def own_bytes(x: jax.Array) -> int:
   return sum(shard.data.nbytes for shard in x.addressable_shards)
 
 
+def by_path(model) -> dict[str, jax.Array]:
+  return {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(model.params)}
+
+
 def measured(mesh: jax.sharding.Mesh, scan: bool) -> dict:
   """Return what was read of the checkpoint, what is held of it and what that took."""
-  alone = None if REST else flatten_dict(load(PATH, scan=scan).params, sep='.')
+  alone = None if REST else by_path(load(PATH, dtype=DTYPE, scan=scan))
   TAKEN.clear()
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  model = load(PATH, scan=scan, mesh=mesh, rules='sharded')
+  model = load(PATH, dtype=DTYPE, scan=scan, mesh=mesh, rules='sharded')
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-  leaves = flatten_dict(model.params, sep='.')
+  leaves = by_path(model)
   return {
     'equal': None if REST else all(np.array_equal(x, alone[name]) for name, x in leaves.items()),
     'sharded': sum(not x.is_fully_replicated for x in leaves.values()),

@@ -162,6 +162,13 @@ def test_a_checkpoint_is_read_into_its_shards_no_byte_twice(tmp_path, kind):
     assert found['read'] >= found['all']
 
 
+@pytest.mark.full
+def test_a_checkpoint_is_quantised_in_its_shards_and_decodes_what_one_device_decodes(tmp_path):
+  for found in run('mesh_load.py', written(tmp_path, 'hf'), '2x4', 'both', 'int8'):
+    assert found['equal'] and found['most'] == 1 and found['sharded'] > 10
+  check(['decoder of int8:opt:1:4x2:queue', 't5 of int8:speculative:0:2x4:batch'])
+
+
 @pytest.mark.parametrize('kind', quick(['hf', *KINDS], [], ['orbax']))
 def test_each_of_two_processes_reads_what_its_devices_hold(tmp_path, kind):
   path = written(tmp_path, kind)

@@ -118,8 +118,8 @@ def test_dtype_scan_and_name_are_as_asked_for(folders, model):
     loaded = checkpoints.read(str(folder), dtype=jnp.bfloat16, scan=True, name='large')
     assert loaded.name == 'large' and loaded.network.scan and loaded.network.dtype == 'bfloat16'
     assert_equal(loaded.params, expected)
-  with pytest.raises(ValueError, match=having('int8', 'float32')):
-    checkpoints.read(folders['hf'], dtype='int8')
+  with pytest.raises(ValueError, match=having('int4', 'float32')):
+    checkpoints.read(folders['hf'], dtype='int4')
   with pytest.raises(ValueError, match=having('half-ish', 'float32')):
     checkpoints.read(folders['hf'], dtype='half-ish')
 
