@@ -177,7 +177,7 @@ def _read_batch(models, of: tree_util.Partial, prompts, outputs, size: int, voca
   prompt = inputs.pad(prompts, size, width)
   goal = inputs.pad(outputs, size, length).tokens
   fed, positions, cache_len = forced(prompt, goal, networks[-1].start_id)
-  caches = loop.prefill(networks, params, prompt, cache_len, layout=layout)
+  caches = loop.prefilled(networks, params, prompt, cache_len, layout)
   found = []
   for at in range(0, length, step):
     chunk = [x[:, at : at + step] for x in (fed, positions, goal)]

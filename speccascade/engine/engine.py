@@ -48,6 +48,7 @@ class Engine:
     last = slots[-1].network
     buffer = loop.positions(last, job.width, job.max_new, method.beyond)
     self.method = method
+    self.start = method.start
     self.needs = requests.features(job.rows)
     self.size = job.size
     self.width = job.width
@@ -94,11 +95,11 @@ class Engine:
 
   def begin(self, prefix: tuple, batch: loop.InsertBatch) -> State:
     """Return the state of a first batch, request i in row i."""
-    return loop.begin(self.program, self.method, self.params, prefix, batch)
+    return loop.begin(self.program, self.start, self.params, prefix, batch)
 
   def insert(self, prefix: tuple, batch: loop.InsertBatch, state: State) -> State:
     """Put requests into their rows of a running batch."""
-    return loop.insert(self.program, self.method, prefix, batch, state)
+    return loop.insert(self.program, self.start, prefix, batch, state)
 
   def run(
     self, state: State, *, ended: int | None = None, rounds: int = loop.FOREVER, stop: np.ndarray | None = None

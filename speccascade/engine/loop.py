@@ -32,7 +32,7 @@ from speccascade.engine.method import Method
 from speccascade.engine.phases import run as run_phases
 from speccascade.engine.state import Arrays, cache_slots, Context, first_state, Limits, State
 from speccascade.models import translation
-from speccascade.types import Array, Model, Network, Prompt, STALLED
+from speccascade.types import Array, Cache, Model, Network, Prompt, STALLED
 
 FOREVER = np.iinfo(np.int32).max
 
@@ -99,32 +99,44 @@ def positions(network: Network, width: int, max_new_tokens: int, window: int) ->
 
 @functools.partial(jax.jit, static_argnums=(0, 3), static_argnames=('cache_len', 'layout'))
 def prefill(
-  networks: tuple[Network, ...], params: tuple, prompt: Prompt, cache_len: int, layout: sharding.Layout | None = None
-) -> tuple:
-  """Return caches of `cache_len` positions that have seen the prompts; the networks are bound to a backend."""
+  network: Network, params: Any, prompt: Prompt, cache_len: int, layout: sharding.Layout | None = None
+) -> Cache:
+  """Return a cache of `cache_len` positions that has seen the prompts, in the layout of the network's own slot."""
   # Constrained before and after, or the compiler might gather the prompts or replicate the caches.
   prompt = prompt if layout is None else layout.pin(prompt, layout.rows(prompt))
-  caches = tuple(n.prefill(p, prompt, cache_len) for n, p in zip(networks, params, strict=True))
-  return caches if layout is None else layout.pin(caches, layout.caches(caches))
+  cache = network.prefill(params, prompt, cache_len)
+  return cache if layout is None else layout.pin(cache, layout.caches([cache])[0])
+
+
+def prefilled(
+  networks: Sequence[Network], params: Sequence, prompt: Prompt, cache_len: int, layout: sharding.Layout | None = None
+) -> tuple:
+  """Return the caches of networks that are bound to a backend; each has a program of its own, for all methods."""
+
+  def own(slot):
+    return None if layout is None else layout.only([slot])
+
+  pairs = zip(networks, params, strict=True)
+  return tuple(prefill(n, p, prompt, cache_len, layout=own(slot)) for slot, (n, p) in enumerate(pairs))
 
 
 def caches_of(program: Program, params: tuple, prompt: Prompt, cache_len: int | None = None) -> tuple:
   """Return caches of the prompts with `cache_len` positions, or all those of a row."""
   networks, owned = (tuple(x[slot] for slot in program.cached) for x in (program.networks, params))
-  return prefill(networks, owned, prompt, cache_len or program.buffer, layout=program.cached_layout)
+  return prefilled(networks, owned, prompt, cache_len or program.buffer, program.cached_layout)
 
 
-def blank(program, method, params, rows: Arrays) -> State:
+def blank(program, start, params, rows: Arrays) -> State:
   """Return zeros for the rows, none of them in use."""
-  shapes = jax.eval_shape(lambda: first_state(program, method, caches_of(program, params, rows.prompt), rows))
+  shapes = jax.eval_shape(lambda: first_state(program, start, caches_of(program, params, rows.prompt), rows))
   state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes).replace(done=jnp.ones(rows.real.shape, bool))
   return program.pin(state)
 
 
-def first_batch(program, method, params, prefix: tuple, batch: InsertBatch) -> State:
+def first_batch(program, start, params, prefix: tuple, batch: InsertBatch) -> State:
   """Return the state of a batch of requests, request i in row i."""
   if program.layout is not None and batch.source is not None:  # rows cross a mesh one by one
-    return put_rows(program, method, prefix, batch, blank(program, method, params, batch.rows))
+    return put_rows(program, start, prefix, batch, blank(program, start, params, batch.rows))
   rows = batch.target.shape[0]
 
   # A prefill computes caches as long as the prompts. The zeros that make them as long as a row are added here, once, so
@@ -139,15 +151,15 @@ def first_batch(program, method, params, prefix: tuple, batch: InsertBatch) -> S
     return jax.lax.pad(x, jnp.zeros((), x.dtype), tails)
 
   shapes = jax.eval_shape(lambda: caches_of(program, params, batch.rows.prompt))
-  return program.pin(first_state(program, method, jax.tree.map(padded, shapes, prefix), batch.rows))
+  return program.pin(first_state(program, start, jax.tree.map(padded, shapes, prefix), batch.rows))
 
 
 begin = jax.jit(first_batch, static_argnums=0)
 
 
-def put_rows(program, method, prefix: tuple, batch: InsertBatch, state: State) -> State:
+def put_rows(program, start, prefix: tuple, batch: InsertBatch, state: State) -> State:
   """Put requests, with the prefixes that they continue, into their rows of the batch."""
-  new = program.pin(first_state(program, method, (), batch.rows))
+  new = program.pin(first_state(program, start, (), batch.rows))
   state = program.pin(state)
   layout = program.cached_layout
   prefix = prefix if layout is None else layout.pin(prefix, layout.caches(prefix))
@@ -294,5 +306,5 @@ def decode_batch(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _decode_batch(program, method, params, rows, noise, processor) -> State:
-  state = first_state(program, method, caches_of(program, params, rows.prompt), rows, noise)
+  state = first_state(program, method.start, caches_of(program, params, rows.prompt), rows, noise)
   return _rounds(program, method, params, state, jnp.array([rows.real.shape[0], FOREVER]), processor)

@@ -142,6 +142,17 @@ class Facts:
 
 
 @struct.dataclass
+class Start:
+  """What the first state depends on; methods that differ in a rule alone share the program that makes it."""
+
+  policy: stopping.Policy
+  recorders: tuple[Phase, ...]  # the phases that record something
+  window: int = static()  # W, the most tokens ever pending
+  logits_read: tuple[int, ...] = static()  # the slots whose logits a later phase reads
+  by_round: bool = static()  # whether random numbers are keyed by round as well
+
+
+@struct.dataclass
 class Lowered:
   """A method as the loop runs it: its phases with what follows from their round."""
 
@@ -168,6 +179,12 @@ class Lowered:
   def adds_logits(self) -> set[int]:
     """The slots whose logits are added up."""
     return {slot for phase in self.parts for slot in phase.adds_logits}
+
+  @property
+  def start(self) -> Start:
+    """What the first state depends on."""
+    recorders = tuple(phase for phase in self.parts if phase.records(0, 0))
+    return Start(self.policy, recorders, self.window, tuple(sorted(self.logits_read)), self.by_round)
 
   def turns(self, rows: int) -> int:
     """Return in how many rounds at least one of so many rows commits a token."""

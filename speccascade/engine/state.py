@@ -10,6 +10,7 @@ Every array of the state has the rows of the batch on axis 0. Three facts are tr
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 from typing import NamedTuple
 
 from flax import struct
@@ -128,7 +129,7 @@ def sampler_for_window(state: State, slots: int | None = None) -> sampling.Sampl
 # ---- before the first round ----
 
 
-def first_state(program, method, caches: tuple, rows: Arrays, noise: sampling.Noise | None = None) -> State:
+def first_state(program, start, caches: tuple, rows: Arrays, noise: sampling.Noise | None = None) -> State:
   """Return the state before the first round of rows whose prompts are in the caches, () where those are inserted later.
 
   Without `noise` random numbers are keyed by row.
@@ -136,11 +137,11 @@ def first_state(program, method, caches: tuple, rows: Arrays, noise: sampling.No
   layout = program.backend.layout
   tokens, length = _opening(program.networks[-1].start_id, rows.prompt, program.buffer)
   if noise is None:
-    noise = sampling.noise.make(_key_data(rows.key), method.by_round, rows.sampler)
+    noise = sampling.noise.make(_key_data(rows.key), start.by_round, rows.sampler)
   if isinstance(noise, sampling.Keyed):
     noise = noise.replace(layout=layout)
   batch = length.shape[0]
-  models = len(method.slots)
+  models = len(program.networks)
   least = None if rows.limits.least is None else length + rows.limits.least
   return State(
     tokens=tokens,
@@ -150,22 +151,22 @@ def first_state(program, method, caches: tuple, rows: Arrays, noise: sampling.No
     active=rows.real,
     fed=jnp.tile(length[:, None] - 1, (1, models)),
     caches=caches,
-    window=_window(program, method, batch, rows.sampler.greedy),
+    window=_window(program, start, batch, rows.sampler.greedy),
     sampler=dataclasses.replace(jax.tree.map(jnp.asarray, rows.sampler), backend=program.backend),
     limits=jax.tree.map(jnp.asarray, Limits(rows.limits.stop_ids, least, rows.limits.bias)),
     noise=noise,
-    policy=method.policy.init(batch),
+    policy=start.policy.init(batch),
     idle=jnp.zeros(batch, jnp.int32),
     fault=Fault.none(batch),
-    records=_records(program, method, rows.sampler, tokens, length),
+    records=_records(program, start, rows.sampler, tokens, length),
   )
 
 
-def _records(program, method, sampler: sampling.Sampler, tokens: Array, length: Array) -> dict[str, Record]:
+def _records(program, start, sampler: sampling.Sampler, tokens: Array, length: Array) -> dict[str, Record]:
   """Return what is recorded in rows that begin with these tokens [B, T]."""
   batch, buffer = tokens.shape
-  models = len(method.slots)
-  records: dict[str, Record] = {'stats': Counts.zeros(batch, models, method.window, buffer)}
+  models = len(program.networks)
+  records: dict[str, Record] = {'stats': Counts.zeros(batch, models, start.window, buffer)}
   if sampler.repeats:
     none = jnp.zeros((batch, program.vocab), bool)
     records['seen'] = Seen(none.at[jnp.arange(batch)[:, None], tokens].max(iota(buffer) < length[:, None]))
@@ -176,19 +177,19 @@ def _records(program, method, sampler: sampling.Sampler, tokens: Array, length: 
   if program.top:
     shape = (batch, buffer, program.top)
     records['top'] = Top(jnp.zeros(shape, jnp.int32), jnp.full(shape, jnp.nan))
-  for phase in method.parts:
+  for phase in start.recorders:
     records |= phase.records(batch, buffer)
   return records
 
 
-def _window(program, method, batch: int, greedy: bool) -> Window:
-  shape = (batch, method.window + 1, program.vocab)
-  read = range(len(method.slots)) if program.trace else method.logits_read
+def _window(program, start, batch: int, greedy: bool) -> Window:
+  shape = (batch, start.window + 1, program.vocab)
+  read = range(len(program.networks)) if program.trace else start.logits_read
   return Window(
     size=jnp.zeros(batch, jnp.int32),
-    probs=None if greedy else jnp.zeros((batch, method.window, program.vocab)),
-    source=jnp.zeros((batch, method.window), jnp.int32),
-    logits=tuple(jnp.zeros(shape) if slot in read else None for slot in range(len(method.slots))),
+    probs=None if greedy else jnp.zeros((batch, start.window, program.vocab)),
+    source=jnp.zeros((batch, start.window), jnp.int32),
+    logits=tuple(jnp.zeros(shape) if slot in read else None for slot in range(len(program.networks))),
   )
 
 
@@ -201,13 +202,15 @@ def _opening(start_id: int | None, prompt: Prompt, buffer: int) -> tuple[Array, 
 
 
 def _key_data(keys: Array) -> Array:
-  """Return the key data [B, 2] of rows keyed by [B, 4]: seed, stream, example and sample."""
+  """Return the key data [B, 2] of rows keyed by [B, 4]: seed, stream, example and sample.
 
-  def one(seed, stream, example, sample):
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), stream), example)
-    return jnp.where(sample > 0, jax.random.key_data(jax.random.fold_in(key, sample)), jax.random.key_data(key))
-
-  return jax.vmap(one)(*jnp.asarray(keys).T)
+  It is that of `jax.random`: the key of the seed, with the other numbers folded in, a sample of 0 left out.
+  """
+  seed, stream, example, sample = jnp.asarray(keys).T
+  zero = jnp.zeros_like(seed)
+  words = functools.reduce(lambda key, x: sampling.noise.hashed(key, (zero, x)), (stream, example), (zero, seed))
+  again = sampling.noise.hashed(words, (zero, sample))
+  return jnp.stack([jnp.where(sample > 0, x, y) for x, y in zip(again, words, strict=True)], 1)
 
 
 # ---- models that share a cache ----

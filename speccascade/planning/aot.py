@@ -163,7 +163,7 @@ def program(
   rows = requests.arrays([row] * sizes.batch, requests.features([row]), sizes.batch, sizes.source, vocab)
   shapes = tuple(jax.eval_shape(backend.prepare, parameters(n)) for n in slots)
   params = tuple(map(placement.put, shapes, specs))
-  state = jax.eval_shape(lambda p: loop.blank(fixed, method, p, rows), shapes)
+  state = jax.eval_shape(lambda p: loop.blank(fixed, method.start, p, rows), shapes)
   state = placement.put(state, None if layout is None else fixed.specs(state))
   stop = np.zeros(sizes.batch, bool)
   stop = placement.put(stop, None if layout is None else layout.rows(stop))

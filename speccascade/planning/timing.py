@@ -18,7 +18,7 @@ from speccascade import acceptance, backends, sampling
 from speccascade.backends import sharding
 from speccascade.engine import Engine, inputs, requests
 from speccascade.engine.job import Job
-from speccascade.engine.loop import positions, prefill
+from speccascade.engine.loop import positions, prefilled
 from speccascade.engine.method import Method
 from speccascade.host import multihost
 from speccascade.models.packing import Packing
@@ -214,7 +214,7 @@ def filled(models: Sequence[Model], batch: int, source: int, slots: int) -> tupl
   backend, params = backends.prepared(models, layout)
   networks = tuple(m.network.on(backend.for_slot(n)) for n, m in enumerate(models))
   prompt = Prompt(np.ones((batch, source), np.int32), np.full(batch, source, np.int32))
-  return prefill(networks, params, prompt, slots, layout=layout)
+  return prefilled(networks, params, prompt, slots, layout)
 
 
 def passes_loop(

@@ -51,8 +51,8 @@ def given(method, networks, rows: int, slots: int = SLOTS, width: int = 8):
   row = requests.Row(np.ones(width, np.int32), 0, 0, 0, 9, 0, np.uint32(0), np.uint32(0), Sampler(1.0), (), (), (), 0)
   arrays = requests.arrays([row] * rows, requests.features([row]), rows, width, 40)
   params = tuple(n.param_shapes() for n in chosen)
-  state = jax.eval_shape(functools.partial(loop.blank, program, lower(method)), params, arrays)
-  prefix = jax.eval_shape(lambda p: loop.prefill(program.networks, p, arrays.prompt, width), params)
+  state = jax.eval_shape(functools.partial(loop.blank, program, lower(method).start), params, arrays)
+  prefix = jax.eval_shape(lambda p: loop.prefilled(program.networks, p, arrays.prompt, width), params)
   arrival = loop.InsertBatch(arrays, np.zeros(rows, np.int32), np.zeros(rows, np.int32), np.int32(1))
   return program, params, state, (prefix, arrival)
 
@@ -95,7 +95,7 @@ def test_no_cache_is_copied_in_the_loop(family, name, batch):
 def test_a_row_takes_its_place_without_a_copy_of_a_cache(family):
   method = METHODS['speculative']
   program, _, state, insert = given(method, [family(1), family(2)], 4)
-  text = loop.insert.lower(program, lower(method), *insert, state).compile(OPTIONS).as_text()
+  text = loop.insert.lower(program, lower(method).start, *insert, state).compile(OPTIONS).as_text()
   assert 'dynamic-update-slice' in text
   assert not shapes_of(state.caches) & copied(text)
 
@@ -103,7 +103,7 @@ def test_a_row_takes_its_place_without_a_copy_of_a_cache(family):
 def test_a_copy_of_a_cache_is_found_where_there_is_one():
   method = METHODS['speculative']
   program, _, state, insert = given(method, [t5(1), t5(2)], 4)
-  kept = jax.jit(functools.partial(loop.put_rows, program, lower(method)))  # the state is not donated
+  kept = jax.jit(functools.partial(loop.put_rows, program, lower(method).start))  # the state is not donated
   assert shapes_of(state.caches) & copied(kept.lower(*insert, state).compile(OPTIONS).as_text())
 
 
