@@ -348,6 +348,17 @@ def test_requests_of_other_numbers_compile_nothing():
   ) == [1, 0, 0]
 
 
+def test_rules_share_what_makes_a_first_batch_and_methods_the_prefill_of_a_network():
+  programs = loop.begin, loop.prefill
+  for program in programs:
+    program.clear_cache()
+  made = []
+  for method in (OPT, methods.speculative(functools.partial(rules.token_v3, alpha=0.3), 3), methods.autoregressive(1)):
+    run(method, PAIR, [[1, 2], [3]], sampler=Sampler(1.0))
+    made.append([program._cache_size() for program in programs])
+  assert made == [[1, 1], [1, 1], [2, 1]]  # the toys are one network
+
+
 @pytest.mark.parametrize('batch_size', quick([None, 3], [None]))
 def test_how_many_second_answers_a_sequence_cascade_gives_compiles_nothing(batch_size):
   prompts = [Request([1, 2], max_new_tokens=40), Request([3], min_p=0.1), [4], [5, 4], [1] * 20]
