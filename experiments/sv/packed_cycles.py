@@ -46,11 +46,14 @@ def main():
   parser.add_argument('--block', type=commands.count, default=5)
   parser.add_argument('--source', type=commands.count, default=256)
   parser.add_argument('--tokens', type=commands.count, default=128)
+  parser.add_argument(
+    '--widths', type=commands.count, nargs='*', help='tokens a row to pack to (all that the loop packs to)'
+  )
   args = parser.parse_args()
   TABLE.check()
   backends.TPU.pack_from = 0  # what packing costs where it does not pay, too
   whole = args.block + 1
-  for width in (whole, *packing.fine_widths(whole)[:-1]):
+  for width in (whole, *(args.widths or packing.fine_widths(whole)[:-1])):
     found = simulated((whole,) if width == whole else (width, whole), args)
     how = 'padded' if width == whole else 'packed'
     said = dict(pair=args.pair, batch=args.batch, tokens=args.batch * width, how=how)
