@@ -125,10 +125,13 @@ class Embed(nn.Module):
 
   def __call__(self, index: Array, packing: packing_lib.Packing | None = None) -> Array:
     index = packing_lib.pack(packing, index)
-    found = jax.tree.map(lambda x: jnp.take(x, index, axis=0, mode='clip'), self.embedding)
-    if not isinstance(found, Quantised):
-      return found
-    return (found.values.astype(jnp.float32) * found.scale[..., None]).astype(self.dtype)
+    if not isinstance(self.embedding, Quantised):
+      return jnp.take(self.embedding, index, axis=0, mode='clip')
+    # One row alone would be a slice, for which a TPU lays out a table of int8 anew.
+    rows = jnp.concatenate([index, jnp.zeros_like(index)], -1) if index.size == 1 else index
+    values, scale = (jnp.take(x, rows, axis=0, mode='clip') for x in self.embedding)
+    found = (values.astype(jnp.float32) * scale[..., None]).astype(self.dtype)
+    return found[..., : index.shape[-1], :]
 
   def attend(self, x: Array) -> Array:
     """Return x · embeddingᵀ [B, L, rows] in float32, without a transpose of the table."""
