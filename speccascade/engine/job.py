@@ -141,7 +141,7 @@ def _check_models(method: Strategy, models: Sequence[Model]) -> list[Model]:
         part = (
           f'a model of a {choice.name.replace("_", " ")}, which answers alone' if choice.whole_texts else 'the verifier'
         )
-        raise ValueError(f'{model.name} only proposes what the text repeats: give it as a drafter, not as {part}.')
+        raise ValueError(f'{model.name} only drafts: give it as a drafter, not as {part}.')
   first, *others = models
   for other in others:
     if (first.network.start_id is None) != (other.network.start_id is None):

@@ -137,33 +137,12 @@ class DFlash(Head):
   config: DFlashConfig
   dtype: str = 'float32'
 
-  scan = False
-
   def __post_init__(self):
     object.__setattr__(self, 'mask_token', self.config.mask_token)
 
   @property
-  def kept(self) -> tuple[int, ...]:
-    return self.config.kept
-
-  @property
-  def size(self) -> int:
-    return self.config.layer.embed_dim
-
-  @property
-  def feature_dim(self) -> int:
-    return self.config.layer.embed_dim
-
-  @property
-  def head_counts(self) -> tuple[int, int]:
-    return self.config.layer.heads, self.config.layer.kv_heads
-
-  @property
   def module(self) -> DFlashModule:
     return DFlashModule(self.config, self.dtype, self.backend)
-
-  def features(self, params: Params, states: Array) -> Array:
-    return self.module.apply({'params': params}, states, method='features')
 
   def empty(self, params: Params, batch: int, slots: int) -> Cache:
     c = self.config.layer

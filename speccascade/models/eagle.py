@@ -158,12 +158,6 @@ class Eagle(Head):
   config: HeadConfig
   dtype: str = 'float32'
 
-  scan = False
-
-  @property
-  def kept(self) -> tuple[int, ...]:
-    return self.config.kept
-
   def fitted(self, verifier: Base) -> 'Eagle':
     if self.kept:
       return self
@@ -175,28 +169,12 @@ class Eagle(Head):
     return self.config.target_dim or self.config.layer.embed_dim
 
   @property
-  def feature_dim(self) -> int:
-    return self.config.layer.embed_dim
-
-  @property
-  def vocab_size(self) -> int:
-    return self.config.vocab_size
-
-  @property
-  def head_counts(self) -> tuple[int, int]:
-    return self.config.layer.heads, self.config.layer.kv_heads
-
-  @property
   def module(self) -> EagleModule:
     return EagleModule(self.config, self.dtype, self.backend)
 
-  def features(self, params: Params, states: Array) -> Array:
-    return self.module.apply({'params': params}, states, method='features')
-
   def empty(self, params: Params, batch: int, slots: int) -> Cache:
     c = self.config.layer
-    [cache] = [cache_lib.empty(self.backend, 1, batch, c.kv_heads, slots, c.head_dim, self.dtype, False)]
-    return cache
+    return cache_lib.empty(self.backend, 1, batch, c.kv_heads, slots, c.head_dim, self.dtype, False)
 
   def step(self, params: Params, cache: Cache, read: Reading) -> tuple[Array, Array, Cache]:
     args = cache, read.tokens, read.embedded(), read.features, read.positions

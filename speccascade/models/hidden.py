@@ -33,17 +33,32 @@ MOST = RING // 2  # tokens that a model may be fed at once, so that those before
 
 
 class Head(Base):
-  """The base of every head: a network without an embedding, whose `extend` is called by `Drafter`.
+  """The base of every head: a network without an embedding, whose `step` is called by `Drafter`.
 
-  Attributes:
-    kept: Which states of the verifier it reads, as `layers.kept_states` has them.
-    size: E of the verifier that it was made for.
-    feature_dim: D.
+  By default its sizes are those of `config.layer`, a `DecoderConfig`, and its `module` makes the features.
   """
 
-  kept: tuple[int, ...]
-  size: int
-  feature_dim: int
+  drafts_only = True
+  scan = False
+
+  @property
+  def kept(self) -> tuple[int, ...]:
+    """Which states of the verifier it reads, as `layers.kept_states` has them."""
+    return self.config.kept
+
+  @property
+  def size(self) -> int:
+    """E of the verifier that it was made for."""
+    return self.config.layer.embed_dim
+
+  @property
+  def feature_dim(self) -> int:
+    """D."""
+    return self.config.layer.embed_dim
+
+  @property
+  def head_counts(self) -> tuple[int, int]:
+    return self.config.layer.heads, self.config.layer.kv_heads
 
   def fitted(self, verifier: Base) -> 'Head':
     """Return the head with what follows from its verifier."""
@@ -51,7 +66,7 @@ class Head(Base):
 
   def features(self, params: Params, states: Array) -> Array:
     """Return the features [B, L, D] of the verifier's states [B, L, n·E]."""
-    return states
+    return self.module.apply({'params': params}, states, method='features')
 
   def empty(self, params: Params, batch: int, slots: int) -> Cache:
     """Return a cache that has seen nothing."""

@@ -71,7 +71,6 @@ class Medusa(Head):
   config: MedusaConfig
   dtype: str = 'float32'
 
-  scan = False
   kept = (-1,)
 
   def __post_init__(self):
@@ -91,12 +90,11 @@ class Medusa(Head):
     return self.config.embed_dim
 
   @property
-  def vocab_size(self) -> int:
-    return self.config.vocab_size
-
-  @property
   def head_counts(self) -> tuple[int, int]:
     return 1, 1
+
+  def features(self, params: Params, states: Array) -> Array:
+    return states
 
   def step(self, params: Params, cache: Cache, read: Reading) -> tuple[Array, None, Cache]:
     masked = read.tokens == MASK

@@ -88,6 +88,8 @@ def plan(
   batches = tuple(costs) if costs else _batches(models, batches, len(prompts))
   call = dict(max_new_tokens=max_new_tokens, sampler=sampler, seed=seed)
   rows = Job.of(methods.speculative(pair=(0, len(models) - 1)), models, prompts, **call).rows
+  if models[0].network.drafts_only:
+    raise ValueError(f'{models[0].name} only drafts, and a plan times the drafter alone, too: plan a complete model.')
   _check_requests(rows, sampler)
   measured = _Acceptance(models, rules or {}, predictors)
   timed = 0 if costs else len(batches) * measured.timed(blocks, trials)
@@ -225,7 +227,8 @@ class _Acceptance:
     """Return the candidates of a rule, the first of which measures the acceptance of all."""
     if rules.declaration(rule).is_rule:
       knots = {'knots': KNOTS} if rule is rules.speculative else {}
-      return [Candidate(name, lambda n: methods.speculative(rule, n, pair=self.pair), **knots)]
+      networks = [model.network for model in self.models]
+      return [Candidate(name, lambda n: methods.speculative(rule, n, pair=self.pair).of(networks), **knots)]
     if len(self.models) != 2:
       raise ValueError(f'{name} combines two models, and there are {len(self.models)}: plan it of two.')
     self.ensembles[name] = methods.ensemble(rule)
