@@ -12,8 +12,11 @@ from tiers import quick
 
 import speccascade
 from speccascade import acceptance, methods, rules, Sampler, sampling, stopping, theory
-from speccascade.models import ngram, one_pass
-from speccascade.types import DRAFT, FINAL
+from speccascade.models import ngram, one_pass, toy, translated
+from speccascade.models.decoder import Decoder, DecoderConfig, Span
+from speccascade.models.layerskip import layerskip
+from speccascade.sv import predictors
+from speccascade.types import DRAFT, FINAL, Model
 
 P = functools.partial
 PROMPTS = [[1, 1], [2, 3, 1], [4], [0, 2], [3, 3, 3, 1]]
@@ -31,7 +34,12 @@ SAME = {  # the lockstep of a target, and methods that have the same target
       'speculative 1': methods.speculative(block=1, pair=(0, 2)),
       'speculative 4': methods.speculative(block=4, pair=(1, 2)),
       'heuristic': methods.speculative(block=4, pair=(0, 2), policy=stopping.Heuristic(2)),
+      'speculative 7': methods.speculative(block=7, pair=(0, 2)),
       'confidence': methods.speculative(block=4, pair=(0, 2), policy=stopping.Confidence(0.4)),
+      'fallback': methods.speculative(block=4, pair=(0, 2), policy=stopping.Fallback(0.5)),
+      'moving average': methods.speculative(block=4, pair=(0, 2), policy=stopping.MovingAverage(0.4, 0.5)),
+      'scheduled by the noise': methods.scheduled(predictors.noisy_margin, 4, pair=(0, 2), ending='bonus'),
+      'ensemble of the verifier alone': methods.ensemble(P(rules.weighted, weights=(0.0, 0.0, 1.0)), 3),
       'sv, biased without coupling': methods.sv(profile(15), block=3),
       'sv of accepted tokens': methods.sv(profile(15), block=3, goodput='accepted'),
       'sv_exact': methods.sv_exact(profile(15), block=3),
@@ -106,8 +114,27 @@ def test_a_queue_and_samples_change_nothing(rows):
 def test_a_drafter_that_the_target_does_not_read_changes_nothing():
   large = PAIR5[1]
   alone = written(methods.autoregressive(1), {}, models=PAIR5)
-  assert written(methods.speculative(block=3), {}, models=[ngram.drafter(large), large]) == alone
-  assert written(methods.speculative(block=3), {}, models=PAIR5) == alone
+  foreign = translated(toy.model(6, 4), for_=large, tables=([0, 1, 2, 3, 3], [0, 1, -1, 2, -1]))
+  for drafter in (PAIR5[0], ngram.drafter(large), foreign):
+    assert written(methods.speculative(block=3), {}, models=[drafter, large]) == alone
+
+
+def test_an_early_exit_drafts_the_text_of_the_whole_model():
+  network = Decoder(DecoderConfig(97, 32, 2, 2, 8, 64, (Span(),) * 2, tied=True), eos_ids=(96,))
+  whole = Model(jax.tree.map(lambda x: 3 * x, network.init(jax.random.key(1))), network)
+  alone = written(methods.autoregressive(0), {}, models=[whole], prompts=[[5, 6, 7], [8]])
+  drafted = written(methods.speculative(block=3), {}, models=[layerskip(whole, 1), whole], prompts=[[5, 6, 7], [8]])
+  assert drafted == alone
+
+
+def test_a_processor_changes_every_text_alike():
+  def alternate(logits, tokens, count):
+    return jnp.where((jnp.arange(5) + count) % 2 == 0, logits, -jnp.inf)
+
+  lockstep, *others = (methods.oracle(OPT), methods.speculative(OPT, 3), methods.cos(OPT, (2, 1)))
+  expected = written(lockstep, {}, models=PAIR5, processor=alternate)
+  assert all(written(method, {}, models=PAIR5, processor=alternate) == expected for method in others)
+  assert expected != written(lockstep, {}, models=PAIR5)
 
 
 @pytest.mark.parametrize('numbers', [dict(), dict(temperature=0.0), dict(temperature=0.7, repetition_penalty=1.3)])
