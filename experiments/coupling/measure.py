@@ -1,7 +1,8 @@
 """Texts of every method with Gumbel coupling, held against the lockstep of the same target.
 
 python experiments/coupling/measure.py SHARED [--sentences 1000] [--problems 500] [--dtype float32] [--batch_size 16]
-    [--families t5_multi30k llama_sums] [--targets 'the verifier' OPT ...] [--couplings gumbel maximal]
+    [--families t5_multi30k llama_sums] [--targets 'the verifier' OPT ...] [--methods 'γ = 5' cos ...]
+    [--couplings gumbel maximal]
     [--ties 512]    # of texts that differ the two largest log π + noise, among so many likely tokens; on Multi30k
 """
 
@@ -88,6 +89,8 @@ def measure(family: str, models, prompts: list[str], new_tokens: int, coupling: 
   for target in args.targets if coupling == 'gumbel' else ['the verifier']:
     lockstep = None
     for name, method in TARGETS[target].items():
+      if lockstep and args.methods and name not in args.methods:
+        continue
       used = [ngram.drafter(models[-1]), models[-1]] if name == LOOKUP else models
       sampler = Sampler(1.0, coupling=coupling)
       out = decode(method, used, asked, max_new_tokens=new_tokens, sampler=sampler, batch_size=args.batch_size)
@@ -113,6 +116,7 @@ def main():
   parser.add_argument('--dtype', default='float32')
   parser.add_argument('--families', nargs='+', default=['t5_multi30k', 'llama_sums'])
   parser.add_argument('--targets', nargs='+', default=[*TARGETS])
+  parser.add_argument('--methods', nargs='+', help='besides the lockstep (all)')
   parser.add_argument('--couplings', nargs='+', default=['gumbel', 'maximal'])
   parser.add_argument('--batch_size', type=int, default=16)
   parser.add_argument('--ties', type=int, default=0)

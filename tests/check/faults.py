@@ -1,4 +1,7 @@
-"""A right speculative sampler, and sixteen mistakes that were found in others, each with what it emits."""
+"""A right speculative sampler, and sixteen mistakes that were found in others, each with what it emits.
+
+python -m speccascade.check --sampler faults:residual_p     # in this folder; and so for each
+"""
 
 import functools
 
@@ -37,6 +40,14 @@ right = sampler()
 without_drafted = lambda p, q, x: np.where(np.arange(len(p)) == x, 0, p)
 unscaled = lambda q: np.sqrt(q) / np.sqrt(q).sum()
 likeliest = lambda q: np.eye(len(q))[q.argmax()]
+residual_p = sampler(residual=lambda p, q, x: p)
+residual_absolute = sampler(residual=lambda p, q, x: abs(p - q))
+residual_without_x = sampler(residual=without_drafted)
+q_unscaled = sampler(tested=unscaled)
+q_filtered = sampler(tested=likeliest)
+dropped = sampler(drop=1)
+bonus_early = sampler(bonus=lambda p, q: p[-2])
+bonus_of_p = sampler(bonus=lambda p, q: 2 * p[-1] - q[-1])
 
 
 def sglang(tokens, q, p, rng):
@@ -129,18 +140,18 @@ THREE = ((0.2, 0.4, 0.4), (0.6, 0.3, 0.1))
 P = functools.partial
 # name: (sampler, p of the first token, q, K, tokens compared, total variation, options)
 FAULTS = {
-  'residual p': (sampler(residual=lambda p, q, x: p), *TWO, 1, 1, 0.18, {}),
-  'residual |p - q|': (sampler(residual=lambda p, q, x: abs(p - q)), *TWO, 1, 1, 0.15, {}),
-  'residual p without x': (sampler(residual=without_drafted), *THREE, 1, 1, 0.1, {}),
+  'residual p': (residual_p, *TWO, 1, 1, 0.18, {}),
+  'residual |p - q|': (residual_absolute, *TWO, 1, 1, 0.15, {}),
+  'residual p without x': (residual_without_x, *THREE, 1, 1, 0.1, {}),
   'arg-max draft, soft q': (arg_max_draft, *TWO, 1, 1, 0.0667, dict(drafts=True)),
   'one number draws and tests': (one_number, *TWO, 1, 1, 0.0667, dict(drafts=True)),
   "the draft's noise draws the residual": (one_noise, *THREE, 1, 1, 0.044, dict(drafts=True)),
-  'q before temperature in the test': (sampler(tested=unscaled), *TWO, 1, 1, 0.12, {}),
-  'q filtered in the test alone': (sampler(tested=likeliest), *TWO, 1, 1, 0.06, {}),
-  'B dropped, a bonus in its place': (sampler(drop=1), *TWO, 1, 1, 0.06, {}),
-  'bonus one early': (sampler(bonus=lambda p, q: p[-2]), *TWO, 1, 2, 0.35, {}),
+  'q before temperature in the test': (q_unscaled, *TWO, 1, 1, 0.12, {}),
+  'q filtered in the test alone': (q_filtered, *TWO, 1, 1, 0.06, {}),
+  'B dropped, a bonus in its place': (dropped, *TWO, 1, 1, 0.06, {}),
+  'bonus one early': (bonus_early, *TWO, 1, 2, 0.35, {}),
   'bonus from p, target (p + q) / 2': (
-    sampler(bonus=lambda p, q: 2 * p[-1] - q[-1]),
+    bonus_of_p,
     (0.75, 0.25),
     (0.9, 0.1),
     1,
