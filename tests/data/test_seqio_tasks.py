@@ -342,6 +342,7 @@ def test_any_seqio_task_becomes_plain_examples(byt5):
 def test_the_modules_alone_import_no_tensorflow():
   program = (
     'import sys\nfrom speccascade.data import files\nfrom speccascade.data.seqio import tasks\n'
+    'from speccascade.integrations import seqio_evaluator\n'
     "print([m for m in ('tensorflow', 'seqio', 'sacrebleu', 'rouge_score') if m in sys.modules])"
   )
   out = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True, cwd=ROOT)
