@@ -361,6 +361,15 @@ def test_the_text_is_the_verifiers(tmp_path, name):
     assert write(methods.speculative(OPT, block=3, drafter=2), [small, large, head]).tokens == cascade
 
 
+@pytest.mark.parametrize('name', list(FORMATS))
+def test_a_head_of_int8_writes_the_same_text(tmp_path, name):
+  path, large = FORMATS[name](tmp_path / 'head')[0], verifier()
+  write = functools.partial(speccascade.decode, prompts=PROMPTS, max_new_tokens=12, sampler=Sampler(coupling='gumbel'))
+  short = speccascade.load(path, dtype='int8')
+  assert short.digest.endswith('int8') and np.dtype(np.int8) in {x.dtype for x in jax.tree.leaves(short.params)}
+  assert write(methods.speculative(block=3), [short, large]).tokens == write(methods.autoregressive(), [large]).tokens
+
+
 def test_hidden_states_are_those_of_transformers(tmp_path):
   transformers, torch = pytest.importorskip('transformers'), pytest.importorskip('torch')
   speccascade.checkpoints.hf.write(tmp_path / 'model', verifier())

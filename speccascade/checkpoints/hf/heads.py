@@ -79,7 +79,7 @@ def read(folder: Path, config: Mapping, tensors: Mapping[str, Tensor], found: st
     config: Its config.json.
     tensors: Its tensors, by the names in the files.
     found: What `kind` says that it is.
-    **settings: `dtype`, `mesh` and `rules`, as `load` takes them.
+    **settings: Those of `reader.read`.
 
   Raises:
     ValueError: A value is not supported, or a tensor is missing, unexpected or of another shape.
@@ -87,8 +87,14 @@ def read(folder: Path, config: Mapping, tensors: Mapping[str, Tensor], found: st
   tensors = {name.removeprefix('medusa_head.').removeprefix('model.'): x for name, x in tensors.items()}
   make = {'medusa': _medusa, 'dflash': _dflash}.get(found, _eagle)
   head, locate, tensors = make(config, tensors, found)
+  return _assembled(head, locate, tensors, folder, **settings)
+
+
+def _assembled(head: Head, locate: Callable, tensors: dict[str, Tensor], folder: Path, quantised: bool, **settings):
+  """Return a head, in the dtype of its tensors unless another is given, and its parameters."""
   dtype = settings['dtype'] or next(x.dtype.name for x in tensors.values() if x.code[:1] in 'FBfb')
   head = dataclasses.replace(head, dtype=dtype)
+  head = assemble.quantised(head) if quantised else head
   entries = assemble.plan(head, lambda path, shape: locate('.'.join(path[:-1]), path[-1]))
   assemble.check(entries, tensors, head, ', '.join(sorted({str(x.file) for x in tensors.values()})) or folder)
   return head, assemble.read(head, entries, tensors, **settings)
@@ -147,17 +153,11 @@ def read_mtp(folder: Path, config: Mapping, tensors: Mapping[str, Tensor], **set
     raise ValueError(f"{folder} has no tensors '{prefix}…', so no layer of multi-token prediction: leave @mtp out")
   whole = network_from_config(dict(config))
   layer = dataclasses.replace(whole.config, spans=whole.config.spans[:1])
-  dtype = settings['dtype'] or next(iter(tensors.values())).dtype.name
-  head = Eagle(HeadConfig('mtp', layer, (whole.depth,)), dtype)
 
-  def locate(path, _):
-    *module, leaf = path
-    name = _MTP['.'.join(module)]
-    return {'source': f'{name}.{"bias" if leaf == "bias" else "weight"}', 'transpose': leaf == 'kernel'}
+  def locate(module: str, leaf: str) -> dict[str, Any]:
+    return {'source': f'{_MTP[module]}.{"bias" if leaf == "bias" else "weight"}', 'transpose': leaf == 'kernel'}
 
-  entries = assemble.plan(head, locate)
-  assemble.check(entries, tensors, head, folder)
-  return head, assemble.read(head, entries, tensors, **settings)
+  return _assembled(Eagle(HeadConfig('mtp', layer, (whole.depth,))), locate, tensors, folder, **settings)
 
 
 def _kept(config: Mapping, shape: tuple[int, ...], size: int) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -42,17 +43,18 @@ def read(
     FileNotFoundError: a file is missing.
   """
   folder = Path(path)
+  how = dict(dtype=dtype, quantised=quantised, mesh=mesh, rules=rules)
   config = read_json(folder / 'config.json')
   of_user = config.get('model_type') in [*FAMILIES.keys() - OWN]
   with errors_of(folder / 'config.json'):
     if head := None if of_user else heads.kind(config):
-      return heads.read(folder, config, _stored(folder), head, dtype=dtype, mesh=mesh, rules=rules)
+      return heads.read(folder, config, _stored(folder), head, **how)
     family = settings(config).family
     eos_ids = (generation_config(folder) or {}).get('eos_token_id')
     network = network_from_config(config, eos_ids=eos_ids, scan=scan)
   tensors = _stored(folder)
   if 'fc.weight' in tensors and not of_user:
-    return heads.read(folder, config, tensors, 'eagle', dtype=dtype, mesh=mesh, rules=rules)
+    return heads.read(folder, config, tensors, 'eagle', **how)
   tensors = {names.canonical(family, name): tensor for name, tensor in tensors.items()}
   entries = names.entries(family, network)
   embeddings = (entry.source for entry in entries if entry.path == ('token_embedder', 'embedding'))
@@ -71,13 +73,13 @@ def read(
   return network, assemble.read(network, entries, tensors, dtype=dtype, mesh=mesh, rules=rules)
 
 
-def read_mtp(path, *, dtype: str | None = None, scan: bool = False, mesh=None, rules=None) -> tuple[Network, Params]:
+def read_mtp(path, *, scan: bool = False, **how: Any) -> tuple[Network, Params]:
   """Return the network of a folder's layer of multi-token prediction and its parameters; arguments as of `read`."""
   folder = Path(path)
   file = folder / 'config.json'
   config = read_json(file)
   with errors_of(file):
-    return heads.read_mtp(folder, config, _stored(folder), dtype=dtype, mesh=mesh, rules=rules)
+    return heads.read_mtp(folder, config, _stored(folder), **how)
 
 
 def _with_head(network: Network, tied: bool) -> Network:
