@@ -233,10 +233,11 @@ def _token(name: str, vocab: int, token) -> int:
 def features(some: Sequence[Row]) -> Features:
   """Return what the rows need of a program."""
   cold = {row.sampler.greedy for row in some}
+  mixed = len(cold) == 2 or any(row.sampler.mixed for row in some)
   given = [name for name in sampling.NEUTRAL if name != 'temperature' and any(row.sampler.given(name) for row in some)]
   return Features(
-    greedy=cold == {True},
-    mixed=len(cold) == 2,
+    greedy=cold == {True} and not mixed,
+    mixed=mixed,
     numbers=tuple(given),
     stops=inputs.bucket(n, 1) if (n := max(len(row.stop_tokens) for row in some)) else 0,
     least=any(row.min_new for row in some),

@@ -39,6 +39,8 @@ class Experiment:
     reference: The curve that times and qualities are compared with: its one point, or of several the one of the same
       value.
     temperatures: Of the sampler. Its other settings, top_k to coupling, are those of `speccascade.Sampler`.
+    one_program: Whether temperature 0 shares its programs with the others: half as much to compile, but a greedy round
+      then computes distributions that it does not need.
     seed: Of the random numbers, of what is timed, and of the resamples.
     quality_examples: How many examples of the split are decoded for quality, the first ones; None: all; 0: none.
     quality_batch: How many of them at a time.
@@ -59,6 +61,7 @@ class Experiment:
   cell: str = ''
   reference: str = TARGET
   temperatures: Sequence[float] = (0.0, 1.0)
+  one_program: bool = False
   top_k: int | None = None
   top_p: float | None = None
   min_p: float | None = None
@@ -234,7 +237,8 @@ class Experiment:
   def sampler(self, temperature: float) -> sampling.Sampler:
     """Return the sampler of all models at a temperature."""
     numbers = {name: getattr(self, name) for name in sampling.NEUTRAL if name != 'temperature'}
-    return sampling.Sampler(temperature, **numbers, coupling=self.coupling)
+    mixed = self.one_program and 0 in self.temperatures and len(self.temperatures) > 1
+    return sampling.Sampler(temperature, **numbers, mixed=mixed, coupling=self.coupling)
 
   def load(self) -> list[Model]:
     """Load the models; their names are made to differ."""
@@ -276,8 +280,9 @@ class Experiment:
     curves = fields.pop('curves')
     mesh = fields.pop('mesh')
     fields |= {} if mesh is None else {'mesh': dict(mesh.shape)}
-    if not fields['translate']:
-      del fields['translate']
+    for name in ('one_program', 'translate'):
+      if not fields[name]:
+        del fields[name]
     lines = [f'{name}: {value}' for name, value in fields.items()] + _sources(curves)
     given = () if callable(self.models) else self.models
     lines += [f'weights of {m.path}: {m.digest()}' for m in given if isinstance(m, Checkpoint)]

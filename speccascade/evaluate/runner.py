@@ -97,13 +97,20 @@ class Study:
     return run / self.subfolder if self.subfolder else run
 
   def row(self, temperature: float, point: Point, lines: list[dict]) -> str:
-    """Judge a point and return its row of the summary, in which no time is known yet."""
+    """Judge a point and return its row of the summary, and after the last before any time is measured the summary."""
     judged = self.judged[temperature, *point.name] = summary.judge(self.experiment, point, lines)
+    all_judged = [self.judged.get((temperature, *p.name)) for p in self.experiment.points]
 
-    def row():
-      return report.formats.row(_metrics(self.experiment), judged.result)
+    def text():
+      results = _metrics(self.experiment)
+      row = f'T = {temperature:g}: {report.formats.row(results, judged.result)}'
+      if None in all_judged or not self.experiment.latency_examples:
+        return row
+      points = [x.result for x in all_judged]
+      title = f'quality, T = {temperature:g}; times follow'
+      return f'{row}\n\n{report.formats.markdown(report.tables.summary(results, title, points))}'
 
-    return f'T = {temperature:g}: {report.warned("a row of the summary", row) or point.label}'
+    return report.warned('a row of the summary', text) or f'T = {temperature:g}: {point.label}'
 
 
 def studies_of(experiments: Sequence[Experiment], only: Sequence[str]) -> list[Study]:

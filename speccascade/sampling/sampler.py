@@ -103,7 +103,7 @@ class Sampler:
       of the prompt, the seed and the target alone.
     seen: [..., V] the tokens before each position, bound by the loop.
     counts: [..., V] how often each was emitted, bound by the loop.
-    mixed: Whether only some temperatures are 0, set by the loop.
+    mixed: Whether the program serves temperature 0 and others; the loop sets it where rows differ.
     backend: What computes the filters, set by the loop.
   """
 

@@ -145,6 +145,13 @@ def test_a_sweep_over_a_split_with_a_rest_compiles_once(loaded, tmp_path, batch)
   assert traces(run, times) == [2, 0]  # one program for each method, queued or not
 
 
+def test_one_program_serves_temperature_0_too_with_the_same_lines(loaded, quality, tmp_path):
+  shared = dataclasses.replace(EXPERIMENT, one_program=True)
+  found = []
+  assert traces(lambda: found.append(_quality(shared, loaded, tmp_path / 'q').read_bytes())) == [3]
+  assert found == [quality.read_bytes()]
+
+
 def test_programs_are_dropped_where_the_kernel_would_refuse_more_mappings(monkeypatch):
   dropped = []
   monkeypatch.setattr(jax, 'clear_caches', lambda: dropped.append(True))

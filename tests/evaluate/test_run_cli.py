@@ -87,7 +87,8 @@ def test_a_run_leaves_every_file_and_prints_the_table(whole):
   rows = [line for line in err.splitlines() if line.startswith('T = ')]
   assert len(rows) == 6 and rows[0].startswith('T = 0: target only, overlap ')
   assert f'overlap {results["points"][0]["quality"]["overlap"]:.2f}, ' in rows[0] and 'speed-up' not in ''.join(rows)
-  assert err.index(rows[0]) < err.index('latency: ')
+  table = err.index('Summary, quality, T = 0; times follow')
+  assert err.index(rows[2]) < table < err.index(rows[3]) < err.index('latency: ')
   assert len((folder / 'summary.csv').read_text().splitlines()) == 7
 
 

@@ -5,5 +5,6 @@ once and `drawing` draws it for page and files; `formats` and `page` write text 
 """
 
 from speccascade.evaluate.report import formats as formats
+from speccascade.evaluate.report import tables as tables
 from speccascade.evaluate.report.outputs import warned as warned
 from speccascade.evaluate.report.outputs import write as write
