@@ -86,6 +86,7 @@ class Network:
     tied: Whether the head is the embedding.
     mask_token: The token that stands for one that is not drawn yet, where the network drafts in one pass: fed n - 1 of
       them behind a text, it returns a distribution for each of the next n tokens.
+    corrects: Whether the logits of a token in such a draft are `corrected` by the token drawn before it.
     provisional: Whether what it keeps of the tokens that it drafts is made again once they are committed.
     head_counts: The numbers of query heads and of key-value heads; axes of parameters that join heads with their
       dimensions are sharded by heads.
@@ -102,6 +103,7 @@ class Network:
   depth: int = 0
   tied: bool = False
   mask_token: int | None = None
+  corrects: bool = False
   provisional: bool = False
   head_counts: tuple[int, int] = (1, 1)
 
@@ -131,6 +133,10 @@ class Network:
     Returns:
       The logits [B, L, V] of the tokens after them, and the cache.
     """
+    raise NotImplementedError
+
+  def corrected(self, params: Params, logits: Array, token: Array) -> Array:
+    """Return the logits [B, V] of a token in a draft of one pass by the token [B] before it."""
     raise NotImplementedError
 
   def on(self, backend: Any) -> 'Network':

@@ -209,8 +209,10 @@ run = compiled_with(())
 
 def _rounds(program, method, params, state: State, stop_at, processor) -> State:
   """Run rounds until `stop_at[0]` rows are done, or `stop_at[1]` rounds have passed."""
+  models = [*zip(program.networks, params, strict=True)]
   context = Context(
-    extend=tuple(functools.partial(n.extend, p) for n, p in zip(program.networks, params, strict=True)),
+    extend=tuple(functools.partial(n.extend, p) for n, p in models),
+    corrected=tuple(functools.partial(n.corrected, p) if n.corrects else None for n, p in models),
     packs=tuple(n.packs for n in program.networks),
     cache_of=tuple(program.cached.index(slot) for slot in program.cache_of),
     policy=method.policy,

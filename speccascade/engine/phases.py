@@ -268,6 +268,8 @@ class Propose(Phase):
     def turn(i, carry):
       going, state = carry
       now = lax.dynamic_slice_in_dim(logits, i, 1, 1)
+      if (corrected := context.corrected[m]) is not None:
+        now = corrected(now[:, 0], take1(state.tokens, state.length + i - 1))[:, None]
       now = process(context, state, now, (state.length + i - 1)[:, None])
       state = store_from_slot(context, state, m, now, i)
       return draw(context, state, m, now[:, 0], going & (i < budget), i)

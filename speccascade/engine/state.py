@@ -94,6 +94,7 @@ class Context(NamedTuple):
 
   extend: tuple[Callable[..., tuple[Array, Cache]], ...]  # (cache, tokens, positions[, packing]) -> logits, cache
   packs: tuple[bool, ...]  # whether each model takes a packed window
+  corrected: tuple[Callable[[Array, Array], Array] | None, ...]  # (logits [B, V], token [B]) -> logits
   cache_of: tuple[int, ...]  # the cache that each model reads and writes
   policy: stopping.Policy
   eos_ids: tuple[int, ...]

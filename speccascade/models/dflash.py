@@ -1,8 +1,11 @@
-"""DFlash: a block of masks that is filled in one pass, over the verifier's hidden states as context.
+"""DFlash and DSpark: a block of masks that is filled in one pass, over the verifier's hidden states as context.
 
 With n tokens committed, the block is the last one and B - 1 masks, at positions n - 1 … n + B - 2. Each layer attends
 from the block to itself, in both directions, and to a context: slot i < n - 1 has the keys and values of what the head
 makes of the verifier's states at i. Output j fills position n - 1 + j, so B - 1 tokens are drafted.
+
+DSpark's output j is of the position after that: the last token drafts, too, so B tokens are drafted. Its Markov head,
+of low rank, adds to a token's logits what follows from the token before it.
 
 Axis letters: B batch, L new tokens, E embedding, V vocabulary, T slots.
 """
@@ -25,12 +28,14 @@ from speccascade.types import Array, Cache, Params
 
 @dataclasses.dataclass(frozen=True)
 class DFlashConfig:
-  """Sizes of a head: `layer` of its layers, `block` B with the last committed token, `states` how many it reads."""
+  """Sizes of a head: `layer` of its layers, `block` B, whether the last token drafts, and the rank of a Markov head."""
 
   layer: DecoderConfig
   kept: tuple[int, ...]
   block: int
   mask_token: int
+  last_drafts: bool = False
+  rank: int = 0
 
   tied = False
 
@@ -110,6 +115,10 @@ class DFlashModule(nn.Module):
     self.fc = blocks.Dense(c.embed_dim, ('table', 'embed'), dtype=self.dtype, backend=self.backend)
     self.feature_norm, self.final_norm = norm(), norm()
     self.layers = [DFlashLayer(c, self.dtype, self.backend) for _ in c.spans]
+    if rank := self.config.rank:
+      how = dict(dtype=self.dtype, backend=self.backend)
+      self.markov_embedder = blocks.Embed(c.vocab_size, rank, **how)
+      self.markov_dense = blocks.Dense(c.vocab_size, ('table', 'vocab'), out_dtype=jnp.float32, **how)
 
   def features(self, states: Array) -> Array:
     """Return the context [B, L, E] of the verifier's states [B, L, n·E]."""
@@ -123,8 +132,14 @@ class DFlashModule(nn.Module):
       entries.append(entry)
     return self.final_norm(x), tuple(entries)
 
+  def follows(self, token: Array) -> Array:
+    """Return what the Markov head adds to the logits [B, V] after a token [B]."""
+    return self.markov_dense(self.markov_embedder(token))
+
   def visit(self, cache: Cache) -> None:
     """Use every parameter once."""
+    if self.config.rank:
+      self.follows(jnp.zeros(1, jnp.int32))
     c, zeros = self.config, jnp.zeros((1, 1), jnp.int32)
     x = self.features(jnp.zeros((1, 1, len(c.kept) * c.layer.embed_dim), self.dtype))
     self(cache, x, x, Block(zeros, zeros, 1))
@@ -160,9 +175,18 @@ class DFlash(Head):
     x = read.of(tokens, positions).embedded().astype(self.dtype)
     block = Block(positions, last, size)
     x, cache = self.module.apply({'params': params}, cache, x, context, block)
-    logits = read.scores(x[:, 1 : length + 1])  # a mask's output is of its own position
-    drafts = read.positions + 1 < last + size
+    ahead = 1 - self.config.last_drafts  # a mask's output is of its own position
+    logits = read.scores(x[:, ahead : length + ahead])
+    drafts = read.positions + ahead < last + size
     return jnp.where(drafts[..., None], logits, -jnp.inf), None, cache
+
+  @property
+  def corrects(self) -> bool:
+    return self.config.rank > 0
+
+  def corrected(self, params: Params, logits: Array, token: Array) -> Array:
+    more = self.module.apply({'params': params}, token, method='follows')
+    return logits + more[:, : logits.shape[1]]
 
   def _init(self, key: Array) -> Params:
     return self.module.init(key, self.empty({}, 1, 1), method='visit')['params']

@@ -199,6 +199,13 @@ class Drafter(Pair):
   def mask_token(self) -> int | None:
     return self.head.mask_token
 
+  @property
+  def corrects(self) -> bool:
+    return self.head.corrects
+
+  def corrected(self, params: Params, logits: Array, token: Array) -> Array:
+    return self.head.corrected(params['head'], logits, token)
+
   def shares_cache(self, params: Params, other: Network, other_params: Params) -> bool:
     return (
       isinstance(other, Observed) and (other.model, other.head) == (self.model, self.head) and params is other_params

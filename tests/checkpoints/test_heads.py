@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 import tiny
 
 import speccascade
-from speccascade import methods, models, rules, Sampler
+from speccascade import acceptance, methods, models, rules, Sampler
 from speccascade.checkpoints import hf
 import speccascade.models.medusa
 import speccascade.models.toy
@@ -84,6 +84,15 @@ def medusa(folder, scores=True, depth=2):
   return saved(folder, config, tensors_of(shapes), 'medusa_lm_head.safetensors')
 
 
+def dspark(folder, layers=2):
+  _, tensors, config = dflash(folder, layers)
+  tensors |= tensors_of({'markov_head.markov_w1.weight': (V, 3), 'markov_head.markov_w2.weight': (V, 3)}, seed=1)
+  own = {'architectures': ['Qwen3DSparkModel'], 'markov_rank': 3, 'enable_confidence_head': True, 'block_size': 4}
+  copies = {'embed_tokens.weight': np.zeros((V, E), np.float32), 'confidence_head.proj.weight': np.zeros((1, E + 3))}
+  saved(folder, config | own, tensors | copies)
+  return folder, tensors, config | own
+
+
 def dflash(folder, layers=2):
   shapes = {'fc.weight': (E, 2 * E), 'hidden_norm.weight': (E,), 'norm.weight': (E,)}
   for i in range(layers):
@@ -120,6 +129,7 @@ FORMATS = {
   'EAGLE-3 of all tokens': functools.partial(eagle_3, drafted=V),
   'EAGLE-3, speculators': speculators,
   'DFlash': dflash,
+  'DSpark': dspark,
   'Medusa': medusa,
   'Medusa with the scores of the verifier': functools.partial(medusa, scores=False),
 }
@@ -225,7 +235,7 @@ def mtp_chain(t, tokens, drafts):
 
 
 def filled(t, tokens):
-  """Return the logits [3, V] of the masks of a block after a text, of DFlash."""
+  """Return the logits [4, V] of a block after a text, of DFlash and DSpark."""
   t = {k: np.float64(x) for k, x in t.items()}
   _, entering, _, kernel = states(tokens)
   table = np.asarray(verifier().params['token_embedder']['embedding'], np.float64)
@@ -246,7 +256,7 @@ def filled(t, tokens):
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     y = np.einsum('hij,jhd->ihd', weights / weights.sum(-1, keepdims=True), v).reshape(4, -1)
     x = mlp(t, p, x + y @ t[f'{p}self_attn.o_proj.weight'].T)
-  return norm(x[1:], t['norm.weight']) @ kernel
+  return norm(x, t['norm.weight']) @ kernel
 
 
 def of_medusa(t, config, tokens):
@@ -339,13 +349,28 @@ def test_a_block_is_filled_as_its_authors_code_does(tmp_path):
   _, cache = large.network.extend(params, cache, jnp.array([[4, 5, 6, 9]]), at(3, 4))
   first = jnp.array([[4, mask, mask, mask]])
   logits, cache = pair.extend(params, cache, first, at(3, 4))
-  np.testing.assert_allclose(logits[0, :3], filled(tensors, text[:4]), atol=2e-4)
+  np.testing.assert_allclose(logits[0, :3], filled(tensors, text[:4])[1:], atol=2e-4)
   logits, cache = pair.extend(params, cache, jnp.array([[5, 6, mask, mask]]), at(4, 4))
-  np.testing.assert_allclose(logits[0, 1:4], filled(tensors, text[:6]), atol=2e-4)
+  np.testing.assert_allclose(logits[0, 1:4], filled(tensors, text[:6])[1:], atol=2e-4)
   _, cache = large.network.extend(params, cache, jnp.array([[6, 7, 8, 3]]), at(5, 4))
   logits, cache = pair.extend(params, cache, jnp.array([[7, 8, 3, mask, mask, mask]]), at(6, 6))
-  np.testing.assert_allclose(logits[0, 2:5], filled(tensors, text), atol=2e-4)
+  np.testing.assert_allclose(logits[0, 2:5], filled(tensors, text)[1:], atol=2e-4)
   assert np.isneginf(logits[0, 5]).all()
+
+
+def test_a_markov_head_corrects_each_token_by_the_one_before_it(tmp_path):
+  path, tensors, _ = dspark(tmp_path / 'head')
+  head, large = speccascade.load(path), verifier()
+  text = [1, 2, 3, 4, 5, 6]
+  method = methods.speculative(block=4, accept=acceptance.everything)  # so that the text is the draft
+  out = speccascade.decode(method, [head, large], [text], max_new_tokens=4, sampler=Sampler(), trace=True, seed=SEED)
+  logits, expected, last = filled(tensors, text), [], text[-1]
+  for token, base in zip(out.tokens[0], logits):
+    row = base + tensors['markov_head.markov_w1.weight'][last] @ tensors['markov_head.markov_w2.weight'].T
+    expected.append(row[token] - np.log(np.exp(row).sum()))
+    last = token
+  assert len(expected) == 4
+  np.testing.assert_allclose(out.logprobs[0][0], expected, atol=2e-4)
 
 
 @pytest.mark.parametrize('name', list(FORMATS))
@@ -421,9 +446,9 @@ def test_a_damaged_head_is_named(tmp_path, change):
   elif change == 'shape':
     tensors['lm_head.weight'] = tensors['lm_head.weight'][:3]
   else:
-    config |= {'architectures': ['DSparkDraftModel']}
+    config |= {'architectures': ['PEagleDraftModel']}
   saved(path, config, tensors)
-  message = {'missing': 'hidden_norm', 'shape': 'lm_head', 'other head': 'dspark'}[change]
+  message = {'missing': 'hidden_norm', 'shape': 'lm_head', 'other head': 'peagle'}[change]
   with pytest.raises(ValueError, match=message):
     speccascade.load(path)
 

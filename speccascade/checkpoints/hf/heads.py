@@ -1,4 +1,4 @@
-"""Published heads: EAGLE-1, EAGLE-3, MTP, Medusa and DFlash, by what their folders have.
+"""Published heads: EAGLE-1, EAGLE-3, MTP, Medusa, DFlash and DSpark, by what their folders have.
 
 A head has no embedding and often no scores of its own: `models.beside(head, verifier)` puts it beside its verifier.
 """
@@ -21,7 +21,7 @@ from speccascade.models.hidden import Head
 from speccascade.models.medusa import Medusa, MedusaConfig
 from speccascade.types import Params
 
-_OTHERS = ('hydra', 'dspark', 'peagle')
+_OTHERS = ('hydra', 'peagle')
 _LAYER = {  # our modules, by the names behind the layer's prefix
   'attention.query': 'self_attn.q_proj',
   'attention.key': 'self_attn.k_proj',
@@ -62,7 +62,7 @@ def kind(config: Mapping) -> str | None:
   words = ' '.join(str(config.get(key)) for key in ('architectures', 'model_type', 'speculators_model_type')).lower()
   if other := next((name for name in _OTHERS if name in words), None):
     raise ValueError(f'config.json: a head of {other}, and EAGLE, Medusa and DFlash are read: draft with one of them')
-  if 'dflash' in words:
+  if 'dflash' in words or 'dspark' in words:
     return 'dflash'
   if 'medusa_num_heads' in config or 'medusa' in words:
     return 'medusa'
@@ -186,8 +186,15 @@ def _dflash(config: Mapping, tensors: dict[str, Tensor], _: str) -> tuple[DFlash
     raise ValueError(f"config.json: a head of DFlash needs 'target_layer_ids', the layers that it reads: {AGAIN}")
   if layer.vocab_size <= own['mask_token_id']:
     raise ValueError(f"config.json: 'mask_token_id' is {own['mask_token_id']}, which is no token id: correct it")
-  head = DFlash(DFlashConfig(layer, kept, own['block_size'], own['mask_token_id']))
+  rank = own.get('markov_rank') or 0
+  if rank and own.get('markov_head_type', 'vanilla') != 'vanilla':
+    raise ValueError(f"config.json: 'markov_head_type' is {own['markov_head_type']!r}, and only 'vanilla' is supported")
+  sizes = own['block_size'], own['mask_token_id'], _is_dspark(own), rank
+  head = DFlash(DFlashConfig(layer, kept, *sizes))
+  of_verifier = {'embed_tokens.weight', 'lm_head.weight'}  # which some folders have a copy of
+  tensors = {name: x for name, x in tensors.items() if name not in of_verifier and 'confidence_head' not in name}
   around = {'fc': 'fc', 'feature_norm': 'hidden_norm', 'final_norm': 'norm'}
+  around |= {'markov_embedder': 'markov_head.markov_w1', 'markov_dense': 'markov_head.markov_w2'}
   inside = _LAYER | {'pre_attention_layer_norm': 'input_layernorm'}
 
   def locate(module: str, leaf: str) -> dict[str, Any]:
@@ -196,6 +203,11 @@ def _dflash(config: Mapping, tensors: dict[str, Tensor], _: str) -> tuple[DFlash
     return {'source': f'{source}.{"bias" if leaf == "bias" else "weight"}', 'transpose': leaf == 'kernel'}
 
   return head, locate, tensors
+
+
+def _is_dspark(config: Mapping) -> bool:
+  words = ' '.join(str(config.get(key)) for key in ('architectures', 'projector_type', 'speculators_model_type'))
+  return 'dspark' in words.lower()
 
 
 def _medusa(config: Mapping, tensors: dict[str, Tensor], _: str) -> tuple[Medusa, Callable, dict[str, Tensor]]:
