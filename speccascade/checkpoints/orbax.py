@@ -21,13 +21,17 @@ from speccascade.checkpoints import assemble, files, stored
 from speccascade.checkpoints.files import AGAIN, read_json
 from speccascade.host import multihost, streams
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
+from speccascade.models.eagle import Eagle, HeadConfig
+from speccascade.models.hidden import Head
+from speccascade.models.medusa import Medusa, MedusaConfig
 from speccascade.models.rope import Rope
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model, Network, Params
 
 SIDECAR = 'speccascade.json'
 _FORMAT = 1
-_CLASSES = {cls.__name__: cls for cls in (T5, T5Config, Decoder, DecoderConfig, Span, Rope)}
+_NETWORKS = T5, T5Config, Decoder, DecoderConfig, Span, Rope, Eagle, HeadConfig, Medusa, MedusaConfig
+_CLASSES = {cls.__name__: cls for cls in _NETWORKS}
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -84,7 +88,9 @@ def read(
   path = Path(os.path.abspath(path))
   sidecar = _sidecar(path)
   network = _decode(sidecar['network'], path)
-  network = dataclasses.replace(network, scan=network.scan if scan is None else scan, dtype=dtype or network.dtype)
+  network = dataclasses.replace(network, dtype=dtype or network.dtype)
+  if scan is not None and not isinstance(network, Head):  # a head has no layers to stack
+    network = dataclasses.replace(network, scan=scan)
   network = assemble.quantised(network) if quantised else network
   tensors = {name: _checked(path, name, sidecar) for name in sidecar['tensors']}
   entries = assemble.plan_by_own_names(network, tensors)

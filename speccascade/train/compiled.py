@@ -60,7 +60,8 @@ def compile_step(
   state = layout.of_state('the network', network, transform, mesh, rules)
   others = [other and _placed(other, mesh, rules) for other in (teacher, companion)]
   distillation = None if teacher is None else settings.distillation or Distillation()
-  options = dict(microbatches=settings.microbatches, remat=settings.remat, shardings=layout.shardings(state))
+  names = ('drafting', 'microbatches', 'remat')
+  options = {name: getattr(settings, name) for name in names} | {'shardings': layout.shardings(state)}
   step = make_step(network, transform, distillation, **options)
   source, target = by_size(settings.widths)[-1]
   rows = settings.batch_size

@@ -18,12 +18,15 @@ from speccascade import embedded, rules
 from speccascade.backends import sharding
 from speccascade.checkpoints.checkpoint import Checkpoint
 from speccascade.host import gin_files
-from speccascade.models import shapes
+from speccascade.models import one_pass, shapes
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
+from speccascade.models.eagle import Eagle, HeadConfig
+from speccascade.models.medusa import Medusa, MedusaConfig
 from speccascade.models.rope import Rope
 from speccascade.models.t5 import T5, T5Config
 from speccascade.train import data
 from speccascade.train.batches import Pair
+from speccascade.train.forcing import Drafting
 from speccascade.train.loop import Settings, train
 from speccascade.train.losses import Distillation
 from speccascade.train.optimizers import Optimizer
@@ -43,6 +46,7 @@ class Job:
     tokenizer: Path of the tokenizer to save with the model.
     teacher: The model to distil: an earlier job's name, the path of a checkpoint, or a `Checkpoint`.
     companion: The companion of speculative verification, likewise; `train.Distillation.companion` is its weight.
+    mask_token: The token by which the network is trained to draft in one pass, as `models.one_pass` takes it.
     start: The model with the initial parameters, likewise.
     mesh: Mesh to train on; `train.mesh = {'data': 2, 'model': 4}` sets it for all jobs.
     rules: Sharding rules of network and teacher, as `load` takes them.
@@ -58,6 +62,7 @@ class Job:
   mesh: Mesh | None = None
   rules: Any = None
   companion: str | Checkpoint | None = None
+  mask_token: int | None = None
 
   def __post_init__(self):
     if self.network is None and self.start is None:
@@ -68,9 +73,12 @@ class Job:
   def run(self, out: Path, echo=print) -> Model:
     """Train, or resume a stopped run in `out`/name."""
     start = self._model(out, self.start, scan=self.network is not None and self.network.scan)
+    network = self.network or start.network
+    if self.mask_token is not None:
+      network = one_pass(Model({}, network, name=self.name), self.mask_token).network
     return train(
       out / self.name,
-      self.network or start.network,
+      network,
       self.pairs,
       self.settings,
       tokenizer=self.tokenizer,
@@ -106,8 +114,8 @@ def _jobs(jobs: Sequence[Job], mesh: Mapping[str, int] | None = None, devices: S
 
 def register() -> None:
   """Register the names of a config with gin."""
-  classes = (Job, Settings, Optimizer, Distillation)
-  classes += (T5, T5Config, Decoder, DecoderConfig, Span, Rope)
+  classes = (Job, Settings, Optimizer, Distillation, Drafting)
+  classes += (T5, T5Config, Decoder, DecoderConfig, Span, Rope, Eagle, HeadConfig, Medusa, MedusaConfig)
   sources = (data.generated, data.parallel_text, data.jsonl, data.seqio_task, data.decoded, learned_vocabulary)
   for thing in (*classes, *sources, t5, rule, embedded.vocabulary):
     gin_files.register(thing, f'speccascade.train.{thing.__name__}')

@@ -31,8 +31,11 @@ from speccascade.data import tokenizers
 from speccascade.host import interrupt, multihost, storage, streams
 from speccascade.host.runs import as_json, RunDir
 from speccascade.models.decoder import Decoder
+from speccascade.models.eagle import Eagle
+from speccascade.models.hidden import beside, Head
 from speccascade.train import layout
 from speccascade.train.batches import Batch, batches, by_size, Pair, Width
+from speccascade.train.forcing import Drafting
 from speccascade.train.losses import Distillation
 from speccascade.train.optimizers import Optimizer
 from speccascade.train.step import make_step, State
@@ -63,6 +66,7 @@ class Settings:
     truncate: Shorten what is longer than the largest width, as T5X does, and count it, instead of raising an error.
     microbatches: Parts of a batch whose gradients are computed one after another and summed, to save memory.
     remat: Recompute each layer in the backward pass instead of storing what it computed, to save memory.
+    drafting: How a drafter in one pass, or a head beside a verifier, is trained; None for `Drafting()`.
   """
 
   steps: int
@@ -78,12 +82,14 @@ class Settings:
   truncate: bool = dataclasses.field(default=False, repr=False)  # runs are identified by what is in the repr
   microbatches: int = dataclasses.field(default=1, repr=False)
   remat: bool = dataclasses.field(default=False, repr=False)
+  drafting: Drafting | None = dataclasses.field(default=None, repr=False)
 
   def __post_init__(self):
     for name in ('steps', 'batch_size', 'log_every', 'save_every', 'microbatches'):
       checked_int(name, getattr(self, name))
     checked_int('seed', self.seed, 0)
     kinds = dict(widths=Sequence, optimizer=Optimizer, distillation=Distillation | None, truncate=bool, remat=bool)
+    kinds |= dict(drafting=Drafting | None)
     for name, kind in kinds.items():
       if not isinstance(value := getattr(self, name), kind):
         raise ValueError(f'train.Settings: {name}={value!r} is no {getattr(kind, "__name__", kind)}.')
@@ -237,7 +243,8 @@ class _Run:
     placed = zip(self._others, self._their_shardings, strict=True)
     others = [x.replace(params=layout.put(x.params, on, copy=False)) for x, on in placed] or [None]
     distillation = settings.distillation or Distillation() if self._others else None
-    options = dict(microbatches=settings.microbatches, remat=settings.remat, shardings=self._shardings)
+    names = ('drafting', 'microbatches', 'remat')
+    options = {name: getattr(settings, name) for name in names} | {'shardings': self._shardings}
     step = make_step(self._network, self._transform, distillation, **options)
     previous = ()
     try:
@@ -371,11 +378,26 @@ def _check(name: str, network: Network, settings: Settings, start, teacher, comp
     raise ValueError('distillation needs a teacher: give one, or leave distillation out')
   if (settings.distillation is not None and settings.distillation.companion > 0) != (companion is not None):
     raise ValueError('a companion needs a weight, train.Distillation.companion, and that a companion: give both')
+  if isinstance(network, Head):
+    _check_head(name, network, teacher)
   for other in (teacher, companion):
-    if other is not None and (other.network.start_id is None) != (network.start_id is None):
+    if (
+      not isinstance(network, Head)
+      and other is not None
+      and (other.network.start_id is None) != (network.start_id is None)
+    ):
       raise ValueError(f'{other.name} cannot teach: one of both is an encoder–decoder, one is not')
   if network.dtype != 'float32':
     raise ValueError(f'network.dtype={network.dtype!r}: parameters are trained in float32; save_dtype sets the result')
+
+
+def _check_head(name: str, network: Head, teacher: Model | None) -> None:
+  """Raise for a head that cannot be trained beside its teacher."""
+  if teacher is None:
+    raise ValueError(f'{name} is a {type(network).__name__}, trained beside its verifier: give that as the teacher')
+  beside(Model({}, network, name=name), teacher)  # raises where they do not fit
+  if isinstance(network, Eagle) and network.config.draft_vocab:
+    raise ValueError(f'{name}: draft_vocab={network.config.draft_vocab} is read, not trained; leave it 0')
 
 
 def _check_sizes(start: Network, network: Network) -> None:
@@ -391,6 +413,7 @@ def _identity(network: Network, settings: Settings, tokenizer, **models: Model |
   """Return what identifies a run, and as 'model' how its result is saved."""
   identity = {'network': repr(network), 'settings': repr(dataclasses.replace(settings, **_FREE))}
   identity['truncate'] = settings.truncate or None
+  identity['drafting'] = settings.drafting and repr(settings.drafting)
   identity |= {name: model and digests.of_params(model.params) for name, model in models.items()}
   identity['tokenizer'] = tokenizer and digests.of_files({Path(p).name: Path(p) for p in tokenizer.files()})
   return identity | {'model': f'{settings.format}, {settings.save_dtype}'}

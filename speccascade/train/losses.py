@@ -11,7 +11,7 @@ A rule's decision δ, or its set S of tokens, is a step, whose derivative is 0. 
 where the rule defers, and nothing where it does not; it is not paid for being so sure of itself that the rule stops
 deferring.
 
-Axis letters: B batch, S source, L target, V vocabulary.
+Axis letters: B batch, S source, L target, M logits of a row, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -24,10 +24,11 @@ import numpy as np
 import optax
 
 from speccascade import rules
-from speccascade.models.t5 import T5
+from speccascade.backends.ops import take
 from speccascade.sampling import Sampler
 from speccascade.train.batches import Batch
-from speccascade.types import Array, Cache, Model, Network, Params, Prompt, Rule
+from speccascade.train.forcing import Drafting, forced, logits_of
+from speccascade.types import Array, Model, Network, Params, Rule
 
 # name -> distance of the teacher's log-probabilities p from the student's q, [..., V] -> [...]
 DISTANCES: dict[str, Callable[[Array, Array], Array]] = {
@@ -100,45 +101,6 @@ class Distillation:
     return f'Distillation({settings}, rule={rules.name_of(self.rule)}, {numbers})'
 
 
-def logits_of(network: Network, params: Params, batch: Batch) -> Array:
-  """Return float32 logits [B, L, V] of every target token given the source and the tokens before it."""
-  if network.start_id is None:
-    return _after_prompt(network, params, batch)
-  rows, width = batch.target.shape
-  prompt = Prompt(jnp.asarray(batch.source), jnp.asarray(batch.source_length))
-  cache = _read(network, params, prompt, width) if isinstance(network, T5) else network.prefill(params, prompt, width)
-  start = jnp.full((rows, 1), network.start_id, jnp.int32)
-  inputs = jnp.concatenate([start, jnp.asarray(batch.target)[:, :-1]], axis=1)
-  return network.extend(params, cache, inputs, _positions(rows, width))[0]
-
-
-def _read(network: T5, params: Params, prompt: Prompt, width: int) -> Cache:
-  """Return what `prefill` does, whose program has the encoder three times, for long and short prompts.
-
-  A batch is as wide as its texts, and each of the three would be differentiated.
-  """
-  first = Prompt(prompt.tokens[:, :1], jnp.ones_like(prompt.length))
-  cache = network.prefill(params, first, width)
-  source = network.module.apply({'params': params}, prompt.tokens, prompt.length, method='read_source')
-  return {**cache, 'source': source, 'source_length': prompt.length}
-
-
-def _after_prompt(network: Network, params: Params, batch: Batch) -> Array:
-  """Return logits [B, L, V] of the target by a decoder that reads each source and target as one text."""
-  rows, width = batch.target.shape
-  total = batch.source.shape[1] + width
-  slots = batch.source_length[:, None] + jnp.arange(width)[None]  # [B, L] of the target's tokens
-  tokens = jnp.pad(jnp.asarray(batch.source), ((0, 0), (0, width)))
-  tokens = tokens.at[jnp.arange(rows)[:, None], slots].set(jnp.asarray(batch.target))
-  cache = network.empty_cache(params, rows, total)
-  logits, _ = network.extend(params, cache, tokens, _positions(rows, total))
-  return jnp.take_along_axis(logits, slots[:, :, None] - 1, axis=1)
-
-
-def _positions(rows: int, width: int) -> Array:
-  return jnp.broadcast_to(jnp.arange(width)[None], (rows, width))
-
-
 def loss(
   network: Network,
   params: Params,
@@ -146,6 +108,7 @@ def loss(
   teacher: Model | None = None,
   distillation: Distillation | None = None,
   companion: Model | None = None,
+  drafting: Drafting | None = None,
 ) -> tuple[Array, dict[str, Array]]:
   """Return the loss of a batch.
 
@@ -156,28 +119,29 @@ def loss(
     teacher: Model to distil; without one the loss is the cross-entropy.
     distillation: How to distil; forward KL by default.
     companion: The companion of speculative verification, for its gap.
+    drafting: How a drafter of several tokens is trained.
 
   Returns:
     The loss, and its parts by name: cross-entropy, accuracy and, with a teacher, the distance and the acceptance; with
     a companion, its gap and the acceptance rate that it predicts.
   """
-  logits = logits_of(network, params, batch)
-  is_target = jnp.arange(batch.target.shape[1])[None] < batch.target_length[:, None]  # [B, L]
-
-  def mean(x):
-    return jnp.where(is_target, x, 0.0).sum() / is_target.sum().astype(jnp.float32)
-
+  said = forced(network, params, batch, teacher, drafting)
+  labels = jnp.take_along_axis(jnp.asarray(batch.target), said.at, axis=1)
   parts = {
-    'cross_entropy': mean(optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(batch.target))),
-    'accuracy': mean((logits.argmax(-1) == batch.target).astype(jnp.float32)),
+    'cross_entropy': said.mean(optax.softmax_cross_entropy_with_integer_labels(said.logits, labels)),
+    'accuracy': said.mean((said.logits.argmax(-1) == labels).astype(jnp.float32)),
   }
   if teacher is None:
     return parts['cross_entropy'], parts
-  others = [teacher] if companion is None else [teacher, companion]
-  fixed = [jax.lax.stop_gradient(logits_of(m.network, m.params, batch)) for m in others]
+  taught = logits_of(teacher.network, teacher.params, batch) if said.taught is None else said.taught
+  others = [taught] if companion is None else [taught, logits_of(companion.network, companion.params, batch)]
+  fixed = [jax.lax.stop_gradient(take(x, said.at)) for x in others]
   d = distillation or Distillation()
-  parts |= {name: mean(x) for name, x in _distilled(d, logits, *fixed).items()}
+  parts |= {name: said.mean(x) for name, x in _distilled(d, said.logits, *fixed).items()}
   value = d.weight * parts[d.distance] + (1 - d.weight) * parts['cross_entropy']
+  if said.apart is not None:
+    parts['features'] = said.mean(said.apart)
+    value = value + drafting.features * parts['features']
   return value + d.companion * parts.get('companion_gap', 0.0), parts
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from speccascade.train.batches import Batch
+from speccascade.train.forcing import Drafting
 from speccascade.train.losses import Distillation, loss
 from speccascade.types import Array, Model, Network, Params
 
@@ -26,6 +27,7 @@ def make_step(
   transform: optax.GradientTransformation,
   distillation: Distillation | None,
   *,
+  drafting: Drafting | None = None,
   microbatches: int = 1,
   remat: bool = False,
   shardings: State | None = None,
@@ -36,6 +38,7 @@ def make_step(
     network: The network to train.
     transform: The optimizer.
     distillation: The loss against the teacher; None without one.
+    drafting: How a drafter of several tokens is trained.
     microbatches: Parts of a batch whose gradients are computed one after another.
     remat: Recompute each layer in the backward pass, which then needs memory for the layers' inputs alone.
     shardings: Shardings of the state; None for those of its arrays.
@@ -45,7 +48,7 @@ def make_step(
   def step(state, batch: Batch, teacher: Model | None, companion: Model | None = None):
     def objective(params, some):
       with nn.intercept_methods(_recompute_layers()) if remat else contextlib.nullcontext():
-        value, parts = loss(network, params, some, teacher, distillation, companion)
+        value, parts = loss(network, params, some, teacher, distillation, companion, drafting)
       return value, {'loss': value, **parts}
 
     gradient_of = functools.partial(_mean_gradient, microbatches=microbatches) if microbatches > 1 else _gradient
