@@ -20,8 +20,9 @@ from speccascade.decode import options
 from speccascade.engine import validate
 from speccascade.host import commands, storage
 from speccascade.host.errors import first_line, out_of_memory, RunError
-from speccascade.models import shapes
+from speccascade.models import one_pass, shapes
 from speccascade.planning import aot, program_report
+from speccascade.types import Model
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,6 +44,7 @@ def _parser() -> commands.Parser:
   )
   options.add_dtype(parser, 'bfloat16', 'bfloat16')
   options.add_mesh(parser)
+  parser.add_argument('--mask_token', type=int, help='that of a first model that drafts in one pass')
   parser.add_argument(
     '--rules', type=commands.listed, default=[], help='replicated or sharded for each model (what is faster)'
   )
@@ -57,6 +59,8 @@ def _run(args: argparse.Namespace):
   if args.text is not None:
     args.text = storage.output_file(args.text, overwrite=True)
   networks = aot.networks_of(args.models, args.dtype, args.scan)
+  if args.mask_token is not None:
+    networks[0] = one_pass(Model({}, networks[0], name='the first model'), args.mask_token).network
   method = options.method(args, len(networks))
   validate.check_method(method, len(networks))
   method = method.at(args.batch_size)

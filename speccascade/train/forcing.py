@@ -18,6 +18,7 @@ import dataclasses
 from flax import struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from speccascade.backends.ops import take
@@ -50,9 +51,9 @@ class Drafting:
       if not 0 <= getattr(self, name) <= most:
         raise ValueError(f'train.Drafting: {name}={getattr(self, name)} does not lie in 0…{most}')
 
-  def weights(self, depths: Array) -> Array:
-    """Return the weights of tokens at depths 0 … γ - 1."""
-    return jnp.maximum(jnp.float32(self.keep) ** depths, jnp.float32(self.least))
+  def weights(self, n: int) -> np.ndarray:
+    """Return the weights [1, 1, n] of the tokens of a draft of n."""
+    return np.maximum(self.keep ** np.arange(n), self.least).astype(np.float32)[None, None]
 
 
 @struct.dataclass
@@ -168,7 +169,7 @@ def _masked(network: Network, params: Params, batch: Batch, drafting: Drafting) 
   text = _read(network, params, batch, drafting.depth)
   first, at = _chains(text, batch, drafting)
   rows, chains, n = at.shape
-  positions = (first[..., None] + 1 + jnp.arange(n)).reshape(-1, n)
+  positions = (first[..., None] + 1 + jnp.arange(n)[None, None]).reshape(-1, n)
   masks = jnp.full_like(positions, network.mask_token)
   logits, _ = network.extend(params, _repeated(text.cache, rows, chains), masks, positions)
   return _joined(text.logits, logits.reshape(rows, chains * n, -1), at, batch, drafting)
@@ -214,7 +215,7 @@ def _medusa(head: Medusa, params: Params, batch: Batch, verifier: Model, draftin
   given = Reading(tokens, tokens, x.reshape(rows * width, 1, -1), verifier.network, verifier.params)
   logits, _, _ = head.step(params, (), given)
   at = jnp.arange(width)[None, :, None] + jnp.arange(heads)[None, None]  # [1, L, K]
-  weight = jnp.where(at < jnp.asarray(batch.target_length)[:, None, None], drafting.weights(jnp.arange(heads)), 0.0)
+  weight = jnp.where(at < jnp.asarray(batch.target_length)[:, None, None], drafting.weights(heads), 0.0)
   at = jnp.broadcast_to(jnp.minimum(at, width - 1), weight.shape)
   flat = (logits.reshape(rows, width * heads, -1), at.reshape(rows, -1), weight.reshape(rows, -1))
   return Forced(*flat, taught=text.logits)
@@ -228,9 +229,9 @@ def _chains(text: _Text, batch: Batch, drafting: Drafting) -> tuple[Array, Array
   rows, width = batch.target.shape
   n = drafting.depth - 1
   target = jnp.asarray(batch.target)
-  key = jax.random.fold_in(jax.random.key(0), (target * (1 + jnp.arange(width))).sum())
+  key = jax.random.fold_in(jax.random.key(0), (target * (1 + jnp.arange(width))[None]).sum())
   begin = jax.random.randint(key, (rows, 1), 0, n) + n * jnp.arange(-(-width // n))[None]
-  return take(text.slots, begin), begin[..., None] + 1 + jnp.arange(n)
+  return take(text.slots, begin), begin[..., None] + 1 + jnp.arange(n)[None, None]
 
 
 def _joined(plain: Array, drafted: Array, at: Array, batch: Batch, drafting: Drafting) -> Forced:
@@ -238,7 +239,7 @@ def _joined(plain: Array, drafted: Array, at: Array, batch: Batch, drafting: Dra
   rows, width = batch.target.shape
   targets, weight = _plain(batch)
   inside = at < jnp.asarray(batch.target_length)[:, None, None]
-  deep = jnp.where(inside, drafting.weights(1 + jnp.arange(at.shape[-1])), 0.0)
+  deep = jnp.where(inside, drafting.weights(drafting.depth)[..., 1:], 0.0)
   at = jnp.concatenate([targets, jnp.minimum(at, width - 1).reshape(rows, -1)], 1)
   return Forced(jnp.concatenate([plain, drafted], 1), at, jnp.concatenate([weight, deep.reshape(rows, -1)], 1))
 

@@ -33,6 +33,7 @@ from speccascade.host.runs import as_json, RunDir
 from speccascade.models.decoder import Decoder
 from speccascade.models.eagle import Eagle
 from speccascade.models.hidden import beside, Head
+from speccascade.models.medusa import Medusa
 from speccascade.train import layout
 from speccascade.train.batches import Batch, batches, by_size, Pair, Width
 from speccascade.train.forcing import Drafting
@@ -395,6 +396,8 @@ def _check_head(name: str, network: Head, teacher: Model | None) -> None:
   """Raise for a head that cannot be trained beside its teacher."""
   if teacher is None:
     raise ValueError(f'{name} is a {type(network).__name__}, trained beside its verifier: give that as the teacher')
+  if not isinstance(network, Eagle | Medusa):
+    raise ValueError(f'{name} is a {type(network).__name__}, which is read, not trained: train an Eagle or a Medusa')
   beside(Model({}, network, name=name), teacher)  # raises where they do not fit
   if isinstance(network, Eagle) and network.config.draft_vocab:
     raise ValueError(f'{name}: draft_vocab={network.config.draft_vocab} is read, not trained; leave it 0')

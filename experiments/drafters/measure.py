@@ -1,0 +1,147 @@
+"""Measure drafters beside a pair: acceptance by position, tokens a round, calls, and texts that are the lockstep's.
+
+python experiments/drafters/measure.py SHARED DRAFTERS OUT.csv [--family multi30k] [--drafters eagle …]
+
+SHARED is the folder of data and checkpoints, DRAFTERS that of `gin_configs/train/drafters.gin`; a drafter that is not
+there is left out. Settings that OUT.csv has are not measured again. Every drafter is a third model beside the pair, and
+one program serves all targets and temperatures: which target it is is a number, like its α.
+"""
+
+import argparse
+import csv
+import functools
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import speccascade
+from speccascade import decode, methods, rules, Sampler, stopping
+from speccascade.data import files
+from speccascade.evaluate import intervals
+from speccascade.models import layerskip, ngram
+
+BLOCK = 5
+PAIRS = {'multi30k': ('t5_multi30k', 'small', 'large'), 'sums': ('llama_sums', 'draft', 'target')}
+NEW = {'multi30k': 48, 'sums': 80}
+DRAFTERS = 'small', 'one_pass', 'eagle', 'medusa', 'layer_skip', 'lookup'
+SAMPLERS = {'T=0': Sampler(0.0), 'T=1': Sampler(1.0), 'coupled': Sampler(1.0, coupling='gumbel')}
+
+
+def mixed(q, p, *, alpha):
+  """Follow an ensemble with a weight of α on the small model; at 0 it is the verifier."""
+  return rules.weighted([q, p], weights=(alpha, 1 - alpha))
+
+
+def contrast(q, p, *, alpha):
+  """Follow the large model away from the small one."""
+  return rules.contrastive([q, p], mu=alpha)
+
+
+RULES = mixed, rules.opt, contrast
+TARGETS = {'p': (0, 0.0), 'OPT': (1, 0.1), 'ensemble': (0, 0.4), 'contrast': (2, 0.1)}
+
+
+@rules.rule(normalized=True)
+def numbered(q, p, *, which, alpha):
+  """Ask one of `RULES` by its number."""
+
+  def asked(rule):
+    return rules.target(functools.partial(rule, alpha=alpha), [q.logits, p.logits], q.sampler).probs
+
+  return jax.lax.switch(which.astype(int), [functools.partial(asked, rule) for rule in RULES])
+
+
+def drafter_of(name: str, pair, folder: Path):
+  """Return a drafter, None where it is not trained."""
+  small, large = pair
+  made = {
+    'small': lambda: small.replace(name='small again'),
+    'layer_skip': lambda: layerskip.layerskip(large, 2),
+    'lookup': lambda: ngram.drafter(large),
+  }
+  if name in made:
+    return made[name]()
+  path = folder / name / 'model'
+  return speccascade.load(path, dtype='float32', name=name) if path.is_dir() else None
+
+
+def prompts_of(shared: Path, family: str, count: int) -> list[str]:
+  """Return the prompts of a family."""
+  if family == 'multi30k':
+    return files.lines(shared / 'data' / 'multi30k' / 'test_2016_flickr.en.gz')[:count]
+  lines = files.lines(shared / 'data' / 'sums' / 'test_first600.jsonl.gz')[:count]
+  return [f'Question: {json.loads(line)["question"]}\nAnswer:' for line in lines]
+
+
+def row_of(out, lockstep: list) -> dict:
+  """Return what is measured of texts; the drafter is model 2, the verifier model 1."""
+  s = out.stats
+  weights = intervals.draws(0, len(out.tokens))
+
+  def ratio(name, over, under):
+    low, high = intervals.interval((weights @ over) / np.maximum(weights @ under, 1))
+    return {name: over.sum() / max(under.sum(), 1), f'{name}_low': low, f'{name}_high': high}
+
+  row = ratio('acceptance', s.accepted, s.tested) | ratio('tokens_per_round', s.emitted, s.rounds)
+  row |= {f'accepted_{k + 1}': s.accepted_at[:, k].sum() / max(s.tested_at[:, k].sum(), 1) for k in range(BLOCK)}
+  row |= {'drafter_calls_per_round': s.calls[2].sum() / s.rounds.sum()}
+  row |= {'verifier_calls_per_token': s.calls[1].sum() / s.emitted.sum()}
+  return row | {'as_lockstep': sum(a == b for a, b in zip(out.tokens, lockstep)), 'texts': len(out.tokens)}
+
+
+def main():
+  """Measure what is missing, a line each."""
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  for name in ('shared', 'drafters', 'out'):
+    parser.add_argument(f'{name}_folder' if name == 'drafters' else name, type=Path)
+  parser.add_argument('--family', choices=PAIRS, default='multi30k')
+  parser.add_argument('--drafters', nargs='+', choices=DRAFTERS, default=DRAFTERS)
+  parser.add_argument('--samplers', nargs='+', choices=SAMPLERS, default=[*SAMPLERS])
+  parser.add_argument('--targets', nargs='+', choices=TARGETS, default=[*TARGETS])
+  parser.add_argument('--count', type=int, default=200)
+  args = parser.parse_args()
+  family, *names = PAIRS[args.family]
+  pair = [speccascade.load(args.shared / 'checkpoints' / family / name, dtype='float32') for name in names]
+  write = functools.partial(decode, prompts=prompts_of(args.shared, args.family, args.count), batch_size=50)
+  write = functools.partial(write, max_new_tokens=NEW[args.family])
+
+  @functools.cache
+  def lockstep(sampler, target):
+    return write(methods.oracle(rule(target)), pair, sampler=SAMPLERS[sampler]).tokens
+
+  for name in args.drafters:
+    drafter = drafter_of(name, pair, args.drafters_folder)
+    for sampler in args.samplers if drafter else ():
+      for target in args.targets:
+        key = dict(family=args.family, drafter=name, target=target, sampler=sampler)
+        done = list(csv.DictReader(args.out.open())) if args.out.exists() else []
+        if any(key.items() <= row.items() for row in done):
+          continue
+        policy = stopping.Fallback(0.5) if name == 'lookup' else stopping.Policy()
+        method = methods.speculative(rule(target), block=BLOCK, drafter=2, policy=policy)
+        out = write(method, [*pair, drafter], sampler=SAMPLERS[sampler])
+        row = row_of(out, lockstep(sampler, target) if sampler != 'T=1' else [])
+        append(args.out, key | {name: f'{number:.5g}' for name, number in row.items()})
+
+
+def rule(target: str):
+  """Return the rule of a target."""
+  which, alpha = TARGETS[target]
+  return functools.partial(numbered, which=float(which), alpha=alpha)
+
+
+def append(path: Path, row: dict):
+  """Append a row to a file."""
+  new = not path.exists()
+  with path.open('a', newline='') as opened:
+    writer = csv.DictWriter(opened, row)
+    if new:
+      writer.writeheader()
+    writer.writerow(row)
+  print(row, flush=True)
+
+
+if __name__ == '__main__':
+  main()
