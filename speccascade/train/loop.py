@@ -416,7 +416,8 @@ def _identity(network: Network, settings: Settings, tokenizer, **models: Model |
   """Return what identifies a run, and as 'model' how its result is saved."""
   identity = {'network': repr(network), 'settings': repr(dataclasses.replace(settings, **_FREE))}
   identity['truncate'] = settings.truncate or None
-  identity['drafting'] = settings.drafting and repr(settings.drafting)
+  if network.mask_token is not None or isinstance(network, Head):  # its chains begin elsewhere in other microbatches
+    identity['drafting'] = f'{settings.drafting or Drafting()}, {settings.microbatches} microbatches'
   identity |= {name: model and digests.of_params(model.params) for name, model in models.items()}
   identity['tokenizer'] = tokenizer and digests.of_files({Path(p).name: Path(p) for p in tokenizer.files()})
   return identity | {'model': f'{settings.format}, {settings.save_dtype}'}

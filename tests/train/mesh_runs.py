@@ -25,6 +25,7 @@ from small import copies, quiet, settings  # noqa: E402
 
 from speccascade.backends import sharding  # noqa: E402
 from speccascade.models.decoder import Decoder, DecoderConfig, Span  # noqa: E402
+from speccascade.models.eagle import Eagle, HeadConfig  # noqa: E402
 from speccascade.models.t5 import T5, T5Config  # noqa: E402
 from speccascade.train import loop  # noqa: E402
 from speccascade.train.optimizers import Optimizer  # noqa: E402
@@ -36,6 +37,8 @@ NETWORKS = {
   'scanned': T5(T5_NET.config, scan=True),
   'taught': T5_NET,  # by a teacher
   'decoder': Decoder(DecoderConfig(256, 128, 8, 4, 32, 128, (Span(), Span(4)), tied=True), eos_ids=(1,)),
+  'masked': T5(T5_NET.config, mask_token=255),
+  'head': Eagle(HeadConfig('eagle3', DecoderConfig(256, 128, 8, 4, 32, 128, (Span(),)), (0, 1, -1), states=3)),
 }
 RATE = 1e-2
 STEPS = 6
@@ -68,7 +71,9 @@ def run(out: Path, case: str) -> None:
   loop.make_step = noting
   options = dict(batch_size=16, steps=STEPS, save_every=3, microbatches=int(microbatches), remat=int(microbatches) > 1)
   optimizer = Optimizer(optimizer, learning_rate=RATE, schedule='constant', warmup=0)
-  teacher = Model(jax.jit(network.init)(jax.random.key(7)), network, name='teacher') if name == 'taught' else None
+  teacher = None
+  if name in ('taught', 'head'):
+    teacher = Model(jax.jit(T5_NET.init)(jax.random.key(7)), T5_NET, name='teacher')
   kwargs = dict(teacher=teacher, mesh=mesh, rules='sharded', echo=quiet)
   folder = case.removesuffix(':killed')
   trained = loop.train(out / folder, network, copies(), settings(optimizer=optimizer, **options), **kwargs)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import pathlib
 
 import jax
@@ -124,21 +125,17 @@ def trained(kind, family, folder, **changes):
 
 
 @pytest.mark.parametrize('kind, family', quick(CASES, [CASES[0], CASES[3]], CASES[1:5]))
-def test_it_is_accepted_more_often_and_comes_back_as_it_was(kind, family, tmp_path):
+def test_it_learns_and_comes_back_as_it_was(kind, family, tmp_path):
   result = trained(kind, family, tmp_path / 'run')
   back = speccascade.load(tmp_path / 'run' / 'model')
   assert back.network == result.network == drafter(kind, family).network
   jax.tree.map(np.testing.assert_array_equal, back.params, result.params)
-  write = functools.partial(decode, prompts=[[3, 4, 5, 6], [7, 8, 1]] * 4, max_new_tokens=30)
-  rates = []
-  untrained = models.one_pass(model(family), MASK) if kind == 'one pass' else drafter(kind, family)
-  for one in (untrained, back):
-    out = write(methods.speculative(block=3), [one, model(family)], sampler=Sampler(1.0))
-    rates.append(out.stats.accepted.sum() / out.stats.tested.sum())
-  assert rates[1] > rates[0] + 0.05
-  coupled = Sampler(coupling='gumbel')
-  expected = write(methods.autoregressive(), [model(family)], sampler=coupled).tokens
-  assert write(methods.speculative(block=3), [back, model(family)], sampler=coupled).tokens == expected
+  log = [json.loads(line) for line in (tmp_path / 'run' / 'log.jsonl').read_text().splitlines()]
+  assert log[-1]['loss'] < 0.85 * log[0]['loss'] and log[-1]['acceptance'] > log[0]['acceptance']
+  options = dict(max_new_tokens=12, sampler=Sampler(coupling='gumbel'))
+  write = functools.partial(decode, prompts=[[3, 4, 5, 6], [7, 8, 1]], **options)
+  expected = write(methods.autoregressive(), [model(family)]).tokens
+  assert write(methods.speculative(block=3), [back, model(family)]).tokens == expected
 
 
 @pytest.mark.parametrize('kind', quick(['one pass', *HEADS], ['eagle'], ['one pass', 'medusa']))
