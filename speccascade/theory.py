@@ -257,6 +257,18 @@ def speedup_cos_steady(
   return _over(tokens, _cost(v, 'v') + c * gamma_q + a * (gamma_p - 1 + c * (1 - b)), 1 + c, overhead)
 
 
+def distinct_experts(experts: ArrayLike, chosen: ArrayLike, tokens: ArrayLike) -> np.ndarray:
+  """Return how many experts of a layer are expected to be read by some tokens, E (1 - (1 - k/E)^n), if chosen evenly.
+
+  Args:
+    experts: E, of a layer.
+    chosen: k, of a token.
+    tokens: n, of all rows together.
+  """
+  experts = np.asarray(experts, np.float64)
+  return experts * (1 - (1 - np.asarray(chosen) / experts) ** np.asarray(tokens))
+
+
 def _over(tokens: np.ndarray, time: np.ndarray, reference: ArrayLike, overhead: ArrayLike) -> np.ndarray:
   """Return the speed-up of rounds of so many tokens and such a time over a reference's time for a token."""
   overhead = _checked('overhead', overhead, lambda x: (x >= 0) & np.isfinite(x), 'a time of at least 0')

@@ -88,6 +88,7 @@ class Network:
       them behind a text, it returns a distribution for each of the next n tokens.
     corrects: Whether the logits of a token in such a draft are `corrected` by the token drawn before it.
     provisional: Whether what it keeps of the tokens that it drafts is made again once they are committed.
+    experts: The number of experts of a layer, and how many of them a token is given to; (1, 1) for one MLP.
     head_counts: The numbers of query heads and of key-value heads; axes of parameters that join heads with their
       dimensions are sharded by heads.
   """
@@ -105,6 +106,7 @@ class Network:
   mask_token: int | None = None
   corrects: bool = False
   provisional: bool = False
+  experts: tuple[int, int] = (1, 1)
   head_counts: tuple[int, int] = (1, 1)
 
   def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:

@@ -93,6 +93,13 @@ def test_steady_speed_up_of_cos_is_that_of_the_whole_process(setting):
   assert ratio_close(tokens * (1 + setting[-1]), time, theory.speedup_cos_steady(*setting))
 
 
+def test_distinct_experts_are_those_that_tokens_choose_evenly():
+  rng = np.random.default_rng(0)
+  chosen = [len({x for _ in range(5) for x in rng.permutation(12)[:3]}) for _ in range(4000)]
+  assert theory.distinct_experts(12, 3, 5) == pytest.approx(np.mean(chosen), abs=0.06)
+  assert theory.distinct_experts(8, 2, [0, 1]).tolist() == [0, 2] and theory.distinct_experts(1, 1, 7) == 1
+
+
 # ---- the loop ----
 
 V, ROWS = 4, 2000

@@ -102,6 +102,48 @@ class Backend:
     """
     return jnp.einsum('...i,oi->...o', x, rows.astype(x.dtype), preferred_element_type=out_dtype)
 
+  def experts(
+    self, x: Array, index: Array, weights: Array, into: tuple[Array, ...], out: Array, act: Callable
+  ) -> Array:
+    """Return the weighted sums of what MLPs make of the tokens that they are chosen for.
+
+    Few tokens read the kernels of their experts alone; where they may need all, one expert after the other has all
+    tokens.
+
+    Args:
+      x: Tokens [N, E].
+      index: [N, K] the experts of each token, out of 0 … X - 1 where one is not here.
+      weights: [N, K] what each is multiplied by, 0 where it is not here.
+      into: The first kernel, [X, E, F], and that of the gate's product where there is one.
+      out: The last kernel, [X, F, E].
+      act: The activation.
+
+    Returns:
+      [N, E] in float32.
+    """
+    count = out.shape[0]
+
+    def mlp(x, into, out, multiply):
+      h, *others = (multiply(x, kernel) for kernel in into)
+      return multiply(math.prod(others, start=act(h)), out)
+
+    if index.size < count:
+
+      def by_token(x, kernels):
+        chosen = jnp.take(kernels, index.reshape(-1), axis=0, mode='clip')
+        return (x[:, :, None].astype(jnp.float32) * chosen.astype(jnp.float32)).sum(1)
+
+      y = mlp(jnp.repeat(x, index.shape[1], axis=0), into, out, by_token).reshape(*index.shape, -1)
+      return jnp.where(weights[..., None] > 0, y * weights[..., None], 0).sum(1)
+
+    def add(total, expert):
+      number, into, out = expert
+      share = jnp.where(index == number, weights, 0).sum(1)[:, None]
+      y = mlp(x, into, out, lambda x, kernel: self.matmul(x, kernel, jnp.float32))
+      return total + jnp.where(share > 0, y * share, 0), None
+
+    return lax.scan(add, jnp.zeros(x.shape, jnp.float32), (jnp.arange(count), into, out))[0]
+
   def product(self, y: Array) -> Array:
     """Return the result of a matmul y, which a backend may keep apart from what is computed of it next."""
     return y

@@ -1,7 +1,8 @@
 """Where arrays lie on a mesh of devices: the rows of a batch over one of its axes, shards of a model over the other.
 
-A mesh has the axes 'data' and 'model', or one of them. Rows are sharded over 'data', a model's parameters by its rules,
-((logical axis, axis of the mesh or None), …): `SHARDED` divides heads, inner widths and the vocabulary over 'model',
+A mesh has the axes 'data' and 'model', or one of them, and 'expert' if it is given. Rows are sharded over 'data', a
+model's parameters by its rules, ((logical axis, axis of the mesh or None), …): `SHARDED` divides heads, inner widths
+and the vocabulary over 'model' and 'expert' together, experts over 'expert' and their inner widths over 'model',
 `REPLICATED` nothing. What does not divide is replicated, with one warning; it is the heads that have to divide where an
 axis joins them with their dimensions. A program for several devices has a `Layout` as a static part, made of the
 shardings of its models' parameters; nothing else names an axis of a mesh.
@@ -26,7 +27,9 @@ Rules = tuple[tuple[str, Any], ...]
 
 DATA = 'data'
 MODEL = 'model'
-SHARDED: Rules = tuple((n, MODEL) for n in ('vocab', 'mlp', 'heads', 'joined_kv', 'joined_kv_heads', 'kv_heads'))
+EXPERT = 'expert'
+_DENSE = 'vocab', 'mlp', 'heads', 'joined_kv', 'joined_kv_heads', 'kv_heads'
+SHARDED: Rules = (*((n, (MODEL, EXPERT)) for n in _DENSE), ('expert', EXPERT), ('expert_mlp', MODEL))
 REPLICATED: Rules = ()
 NAMED_RULES = {'sharded': SHARDED, 'replicated': REPLICATED}
 _COLLECTIVE = 8 << 20  # bytes of weights that a chip reads in the time of one small collective
@@ -37,14 +40,15 @@ _GATHERED = 8 << 20  # bytes of a window's logits whose gathering takes as long 
 
 
 def mesh(shape: Mapping[str, int], devices: Sequence | None = None) -> Mesh:
-  """Make a mesh of devices; neighbours are along 'model'.
+  """Make a mesh of devices; neighbours are along the last axis.
 
   Args:
-    shape: How many devices along each axis, as {'data': 2, 'model': 4}; an axis that is left out has one.
+    shape: How many devices along each axis, as {'data': 2, 'model': 4}; an axis that is left out has one. With 'expert'
+      the experts of a layer are divided over that axis, and all else over 'model' and it together.
     devices: The devices; None for all, of which the first are used.
 
   Returns:
-    The mesh with the axes 'data' and 'model'.
+    The mesh with the axes 'data' and 'model', and 'expert' if it is given.
 
   Raises:
     ValueError: If the shape does not fit the devices, or leaves a process without one.
@@ -52,14 +56,14 @@ def mesh(shape: Mapping[str, int], devices: Sequence | None = None) -> Mesh:
   size = _sizes(shape)
   available = jax.devices() if devices is None else devices
   count = math.prod(size.values())
-  if set(size) != {DATA, MODEL} or not 0 < min(size.values()) or count > len(available):
+  if set(size) - {DATA, MODEL, EXPERT} or not 0 < min(size.values()) or count > len(available):
     raise ValueError(f'mesh {dict(shape)}: give data and model, at most {len(available)} devices in all.')
   used = available[:count]
   if devices is None and (lost := {d.process_index for d in available} - {d.process_index for d in used}):
     raise ValueError(
       f'mesh {dict(shape)} has no device of process {min(lost)}: give it some of each, {len(available)} devices in all.'
     )
-  return Mesh(np.array(used).reshape(size[DATA], size[MODEL]), (DATA, MODEL))
+  return Mesh(np.array(used).reshape(*size.values()), tuple(size))
 
 
 def unplaced(shape: Mapping[str, int]) -> AbstractMesh:
@@ -109,6 +113,16 @@ def shardings(
   return jax.tree.map(lambda s: NamedSharding(on, s), specs(network, on, rules, undivided), is_leaf=_is_spec)
 
 
+def _names(axis: Any) -> tuple[str, ...]:
+  """Return the axes of a mesh that a rule names."""
+  return axis if isinstance(axis, tuple) else (axis,) if axis else ()
+
+
+def _shards(on: Mesh) -> int:
+  """Return over how many devices a model is sharded."""
+  return on.shape.get(MODEL, 1) * on.shape.get(EXPERT, 1)
+
+
 def _is_spec(x: Any) -> bool:
   return isinstance(x, PartitionSpec)
 
@@ -137,7 +151,7 @@ def _spec(network, shape: Sequence[int], axes, rules: Rules, on: Mesh, undivided
   spec = []
   for name, size in zip(axes, shape, strict=True):
     over = to.get(name)
-    over = tuple(a for a in ((over,) if isinstance(over, str) else over or ()) if a not in used)
+    over = tuple(a for a in _names(over) if a in on.shape and a not in used)
     shards = math.prod(on.shape[a] for a in over)
     if counts.get(name, size) % shards:
       undivided(f"'{name}' of {counts.get(name, size)}", shards, network)
@@ -169,9 +183,8 @@ def _checked(rules: Rules | str, on: Mesh) -> Rules:
       f"rules={rules!r} is neither 'sharded' nor 'replicated' nor pairs (logical axis, axis of the mesh)."
     )
   rules = NAMED_RULES[rules] if isinstance(rules, str) else rules
-  for rule in rules:
-    over = rule[1] if isinstance(rule[1], tuple) else (rule[1],)
-    if lost := [axis for axis in over if axis is not None and axis not in on.shape]:
+  for _, over in rules if rules != SHARDED else ():  # whose axes a mesh need not have
+    if lost := [axis for axis in _names(over) if axis not in on.shape]:
       raise ValueError(f'rules {rules}: the mesh has no axis {lost[0]!r}, only {", ".join(map(repr, on.shape))}.')
   return tuple(rules)
 
@@ -182,16 +195,16 @@ def default_rules(network: Any, on: Mesh) -> Rules:
   A collective follows each product over a sharded axis. It takes as long as reading some megabytes, so that small
   drafters are replicated.
   """
-  if on.shape.get(MODEL, 1) == 1 or parameters(network)[1] is None:
+  shards = _shards(on)
+  if shards == 1 or parameters(network)[1] is None:
     return REPLICATED
-  shards = on.shape[MODEL]
   saved = 0.0
   collectives = 0
   for x, axes in zip(jax.tree.leaves(parameters(network)[0]), _axes(network), strict=True):
     spec = _spec(network, x.shape, axes, SHARDED, on, lambda *_: None)
-    if MODEL in spec:
+    if any(spec):
       saved += math.prod(x.shape) * x.dtype.itemsize * (1 - 1 / shards)
-      inside = spec.index(MODEL) < len(spec) - 1  # what a product sums over
+      inside = any(tuple(spec)[-2:-1])  # what a product sums over
       collectives += inside * (x.shape[0] if axes[0] == 'layers' else 1)
   return SHARDED if saved > _COLLECTIVE * collectives else REPLICATED
 
@@ -388,15 +401,20 @@ class Layout:
 
 
 def over_shards(
-  layout: Layout | None, function: Callable, arrays: Mapping[str, tuple[Array, tuple]], outs: Sequence[tuple]
+  layout: Layout | None,
+  function: Callable,
+  arrays: Mapping[str, tuple[Array, tuple]],
+  outs: Sequence[tuple],
+  summed: Sequence[str] = (),
 ) -> Any:
   """Call a function of named arrays for each device's shards of them, by the layout of one model.
 
   Args:
     layout: The layout; None calls the function with the arrays as they are.
     function: A function of arrays by name, which returns a sequence of arrays.
-    arrays: {name: (array, the names of its axes)}; an axis is 'rows', 'heads' or None.
+    arrays: {name: (array, the names of its axes)}; an axis is 'rows', 'heads', a logical axis of parameters, or None.
     outs: The names of the axes of each array that the function returns.
+    summed: Axes over whose shards these arrays are added up.
 
   Returns:
     What the function returns, as global arrays.
@@ -404,9 +422,10 @@ def over_shards(
   values = {name: x for name, (x, _) in arrays.items()}
   if layout is None:
     return function(**values)
-  over = {'rows': DATA if DATA in layout.mesh.shape else None, 'heads': dict(layout.axes[0]).get('joined_kv_heads')}
+  over = dict(layout.axes[0])
+  over |= {'rows': DATA if DATA in layout.mesh.shape else None, 'heads': over.get('joined_kv_heads')}
   for kind, axis in over.items():
-    shards = layout.mesh.shape[axis] if isinstance(axis, str) else 1
+    shards = math.prod(layout.mesh.shape[name] for name in _names(axis))
     sizes = {n for x, names in arrays.values() for n, name in zip(x.shape, names, strict=True) if name == kind}
     sizes -= {1} if kind == 'rows' else set()  # a bias may have one for all
     over[kind] = axis if shards > 1 and sizes and not any(n % shards for n in sizes) else None
@@ -414,8 +433,14 @@ def over_shards(
   def spec(x, names):
     return PartitionSpec(*(over.get(n) if s > 1 else None for s, n in zip(x.shape, names, strict=True)))
 
+  added = tuple(name for kind in summed for name in _names(over.get(kind)))
+
+  def local(*xs):
+    found = tuple(function(**dict(zip(values, xs, strict=True))))
+    return jax.lax.psum(found, added) if added else found
+
   call = jax.shard_map(
-    lambda *xs: tuple(function(**dict(zip(values, xs, strict=True)))),
+    local,
     mesh=layout.mesh,
     in_specs=tuple(spec(*given) for given in arrays.values()),
     out_specs=tuple(PartitionSpec(*map(over.get, names)) for names in outs),
@@ -441,5 +466,5 @@ def as_head(layout: Layout | None, x: Array, slot: int) -> Array:
 
 def in_blocks(layout: Layout | None, x: Array, size: int) -> Array:
   """Return x [B, …, V], its last axis sharded only where each shard consists of complete blocks."""
-  shards = 1 if layout is None or not layout.shards_vocab else layout.mesh.shape.get(MODEL, 1)
+  shards = 1 if layout is None or not layout.shards_vocab else _shards(layout.mesh)
   return x if shards == 1 or x.shape[-1] % (size * shards) == 0 else gathered(layout, x)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade.backends import sharding, tpu_attention, tpu_filters
+from speccascade.backends import ops, sharding, tpu_attention, tpu_filters
 from speccascade.backends.base import Backend, cached, tokens_of
 from speccascade.backends.registry import backend
 
@@ -54,6 +54,21 @@ class TPU(Backend):
 
   def matmul_rows(self, x, rows, out_dtype):
     return self._flat(super().matmul_rows, x, rows, out_dtype)
+
+  def experts(self, x, index, weights, into, out, act):
+    """Multiply by the kernels of the chosen experts alone, whose tokens lie one after the other."""
+    count, chosen = out.shape[0], index.shape[1]
+    expert = jnp.where((index >= 0) & (index < count), index, count).reshape(-1)  # those of other devices come last
+    order = jnp.argsort(expert)
+    sizes = (expert[:, None] == jnp.arange(count)[None]).sum(0, dtype=jnp.int32)
+
+    def multiply(x, kernel):
+      return jax.lax.ragged_dot(x.astype(kernel.dtype), kernel, sizes, preferred_element_type=jnp.float32)
+
+    sorted_x = ops.pick(x, order // chosen)
+    h, *others = (multiply(sorted_x, kernel) for kernel in into)
+    y = ops.pick(multiply(math.prod(others, start=act(h)), out), jnp.argsort(order)).reshape(*index.shape, -1)
+    return jnp.where(weights[..., None] > 0, y * weights[..., None], 0).sum(1)
 
   def product(self, y):
     """Separate a matmul from the rotation by position, for which XLA would lay out the kernel anew at each call."""

@@ -17,6 +17,7 @@ from speccascade.models import cache as cache_lib
 from speccascade.models import layers as blocks
 from speccascade.models import rope as rope_lib
 from speccascade.models.base import at_width, Base, without_layers
+from speccascade.models.experts import Experts
 from speccascade.models.rope import Rope
 from speccascade.types import Array, Cache, Params, Prompt
 
@@ -70,6 +71,16 @@ class DecoderConfig:
   final_cap: float | None = None
   block_scale: float | None = None  # multiplies what each block adds
   logits_divisor: float | None = None
+  experts: int = 0  # of `mlp_dim` each, of which a router chooses for each token; 0: one MLP for all
+  experts_per_token: int = 0
+  experts_normalised: bool = True  # whether their weights sum to 1
+
+  def __post_init__(self):
+    if self.experts and (self.mlp_bias or not 0 < self.experts_per_token <= self.experts):
+      raise ValueError(
+        f'DecoderConfig(experts={self.experts}, experts_per_token={self.experts_per_token}, mlp_bias={self.mlp_bias}): '
+        f'give 1 to {self.experts} experts per token, without biases.'
+      )
 
   @property
   def kinds(self) -> tuple[Span, ...]:
@@ -107,7 +118,11 @@ class Layer(nn.Module):
       self.dtype,
       self.backend,
     )
-    self.mlp = blocks.Mlp(c.mlp_dim, c.activation, c.gated, c.mlp_bias, self.dtype, self.backend)
+    if c.experts:
+      routed = c.experts, c.experts_per_token, c.experts_normalised
+      self.mlp = Experts(c.mlp_dim, *routed, c.activation, c.gated, self.dtype, self.backend)
+    else:
+      self.mlp = blocks.Mlp(c.mlp_dim, c.activation, c.gated, c.mlp_bias, self.dtype, self.backend)
 
   def __call__(self, x: Array, cache: Cache, number: Array | int, view: View, angles) -> tuple[Array, Cache]:
     """Return what the layer makes of x [B, L, E], and the cache with its keys and values."""
@@ -247,6 +262,10 @@ class Decoder(Base):
     """Return beyond how many positions the model's distributions are not to be trusted, if that is known."""
     stretched = [int(span.rope.original * span.rope.factor) for span in self.config.kinds if span.rope]
     return max([self.config.context, *stretched]) or None
+
+  @property
+  def experts(self) -> tuple[int, int]:
+    return (self.config.experts, self.config.experts_per_token) if self.config.experts else (1, 1)
 
   @property
   def head_counts(self) -> tuple[int, int]:

@@ -31,7 +31,7 @@ ACTIVATIONS = {
 }
 
 
-def _param(module: nn.Module, name: str, init: Callable, axes: tuple[str, ...], shape: tuple[int, ...]) -> Array:
+def parameter(module: nn.Module, name: str, init: Callable, axes: tuple[str, ...], shape: tuple[int, ...]) -> Array:
   """Return a parameter of a module, `axes` naming its axes for sharding.
 
   Of one that is there only the shape is checked. Flax would trace its initializer again, which is a third of a trace.
@@ -69,13 +69,13 @@ class Norm(nn.Module):
   @nn.compact
   def __call__(self, x: Array) -> Array:
     init = nn.initializers.constant(1 - self.offset)
-    scale = _param(self, 'scale', init, (self.axis,), x.shape[-1:])
+    scale = parameter(self, 'scale', init, (self.axis,), x.shape[-1:])
     y = x.astype(jnp.float32)
     y = y - jnp.mean(y, axis=-1, keepdims=True) if self.centred else y
     y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
     y = y * (_along_last(scale, y) + self.offset)
     if self.centred:
-      y = y + _along_last(_param(self, 'bias', nn.initializers.zeros, (self.axis,), x.shape[-1:]), y)
+      y = y + _along_last(parameter(self, 'bias', nn.initializers.zeros, (self.axis,), x.shape[-1:]), y)
     return y.astype(x.dtype)
 
 
@@ -101,12 +101,12 @@ class Dense(nn.Module):
       y = product(self.backend.matmul_rows, x, self.get_variable('params', 'rows'), out_dtype)
     else:
       init = nn.initializers.variance_scaling(self.init_scale, 'fan_in', 'normal')
-      kernel = _param(self, 'kernel', init, self.axes, (x.shape[-1], self.features))
+      kernel = parameter(self, 'kernel', init, self.axes, (x.shape[-1], self.features))
       if isinstance(kernel, Quantised):
         kernel = kernel._replace(values=kernel.values.astype(x.dtype))
       y = product(self.backend.matmul, x, kernel, self.out_dtype)
     if self.use_bias:
-      bias = _param(self, 'bias', nn.initializers.zeros, self.axes[1:], (self.features,))
+      bias = parameter(self, 'bias', nn.initializers.zeros, self.axes[1:], (self.features,))
       y = y + bias.astype(y.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
     return y.astype(out_dtype)
 
@@ -121,7 +121,7 @@ class Embed(nn.Module):
   backend: Backend = Backend()
 
   def setup(self):
-    self.embedding = _param(self, 'embedding', nn.initializers.normal(1.0), self.axes, (self.rows, self.features))
+    self.embedding = parameter(self, 'embedding', nn.initializers.normal(1.0), self.axes, (self.rows, self.features))
 
   def __call__(self, index: Array, packing: packing_lib.Packing | None = None) -> Array:
     index = packing_lib.pack(packing, index)
@@ -267,7 +267,7 @@ class RelativeBias(nn.Module):
   def __call__(self, positions: Array, slots: int) -> Array:
     """Return [B, H, L, T] for queries at positions [B, L] and keys in slots 0 … T - 1."""
     axes = 'heads', 'relpos_buckets'
-    embedding = _param(self, 'rel_embedding', nn.initializers.normal(1.0), axes, (self.heads, self.buckets))
+    embedding = parameter(self, 'rel_embedding', nn.initializers.normal(1.0), axes, (self.heads, self.buckets))
     offsets = np.arange(-slots, slots + 1)
     bucket = relative_bucket(
       offsets, bidirectional=self.bidirectional, buckets=self.buckets, max_distance=self.max_distance

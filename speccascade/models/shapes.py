@@ -3,6 +3,7 @@
 import dataclasses
 
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
+from speccascade.models.rope import Rope
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Network
 
@@ -19,6 +20,11 @@ LLAMA = {  # embedding, heads, key-value heads, MLP, layers
   '7b': (4096, 32, 32, 11008, 32),
   '13b': (5120, 40, 40, 13824, 40),
   '70b': (8192, 64, 8, 28672, 80),
+}
+MISTRAL = {'7b': 0, '8x7b': 8}  # experts of a layer
+QWEN3 = {  # embedding, heads, key-value heads, MLP, layers, experts
+  '0.6b': (1024, 16, 8, 3072, 28, 0),
+  '30b_a3b': (2048, 32, 4, 768, 48, 128),
 }
 GEMMA2 = {  # embedding, heads, key-value heads, head dimension, MLP, layers, 1/(scale of the scores)²
   '2b': (2304, 8, 4, 256, 9216, 26, 256),
@@ -44,6 +50,20 @@ def llama(size: str, dtype: str = 'bfloat16', layers: int | None = None) -> Deco
   embed, heads, kv_heads, mlp, published = LLAMA[size]
   config = DecoderConfig(32000, embed, heads, kv_heads, embed // heads, mlp, (Span(),) * (layers or published))
   return in_dtype(Decoder(config, (2,)), dtype)
+
+
+def mistral(size: str, dtype: str = 'bfloat16') -> Decoder:
+  """Return Mistral 7B, or Mixtral, which has its sizes and experts."""
+  routed = dict(experts=MISTRAL[size], experts_per_token=2) if MISTRAL[size] else {}
+  return Decoder(DecoderConfig(32000, 4096, 32, 8, 128, 14336, (Span(0, Rope(1e6)),) * 32, **routed), (2,), dtype)
+
+
+def qwen3(size: str, dtype: str = 'bfloat16') -> Decoder:
+  """Return Qwen3 of a published size."""
+  embed, heads, kv_heads, mlp, layers, experts = QWEN3[size]
+  more = dict(experts=experts, experts_per_token=8) if experts else dict(tied=True)
+  spans = (Span(0, Rope(1e6)),) * layers
+  return Decoder(DecoderConfig(151936, embed, heads, kv_heads, 128, mlp, spans, qk_norm=True, **more), (151645,), dtype)
 
 
 def gemma2(size: str, dtype: str = 'bfloat16') -> Decoder:
@@ -75,6 +95,8 @@ PAIRS = {  # drafter and verifier
   't5_small_xxl': (t5, 'small', 'xxl'),
   'llama_68m_7b': (llama, '68m', '7b'),
   'llama_7b_70b': (llama, '7b', '70b'),
+  'mistral_7b_8x7b': (mistral, '7b', '8x7b'),
+  'qwen3_0.6b_30b_a3b': (qwen3, '0.6b', '30b_a3b'),
   'gemma2_2b_9b': (gemma2, '2b', '9b'),
   'gemma2_2b_27b': (gemma2, '2b', '27b'),
 }

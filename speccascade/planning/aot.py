@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 import numpy as np
 
-from speccascade import backends, Sampler
+from speccascade import backends, Sampler, theory
 from speccascade.backends import sharding
 from speccascade.checkpoints import dtype_of_each
 from speccascade.checkpoints.hf import network_of
@@ -204,6 +204,8 @@ def compile_for(platform: str, run: Any, args: Sequence, options: Mapping[str, A
 def floor_bytes(method: Method, networks: Sequence[Network], sizes: Sizes, placement: Placement | None = None) -> int:
   """Return the bytes that a chip has to read in a round: weights and used caches, half of the new tokens being there.
 
+  Of experts these are as many as the tokens of a call are expected to choose.
+
   Args:
     method: Whose calls are counted.
     networks: Of its models.
@@ -215,8 +217,11 @@ def floor_bytes(method: Method, networks: Sequence[Network], sizes: Sizes, place
     network = networks[method.slots[slot]]
     used = sizes.tokens // 2 + (1 if network.start_id is not None else sizes.source)
     params, cached = parameters(network), (caches(network, sizes, used),)
+    own = 1 if placement is None else placement.mesh.shape[sharding.DATA]
+    tokens = -(-sizes.batch // own) * (method.verifier_width if slot == len(method.slots) - 1 else 1)
+    experts = float(theory.distinct_experts(*network.experts, tokens)) / network.experts[0]
     if placement is None:
-      return weight_bytes(params) + tree_bytes(cached)
+      return weight_bytes(params, experts) + tree_bytes(cached)
     rules = placement.rules[method.slots[slot]] if placement.rules else None
     specs = sharding.specs(network, placement.mesh, rules)
     layout = sharding.planned([network], placement.mesh, [specs], sizes.batch, method.window, network.vocab_size)
@@ -224,6 +229,7 @@ def floor_bytes(method: Method, networks: Sequence[Network], sizes: Sizes, place
     def shard(x):
       return jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype)
 
-    return weight_bytes(jax.tree.map(shard, placement.put(params, specs))) + layout.bytes(cached, layout.caches(cached))
+    weights = weight_bytes(jax.tree.map(shard, placement.put(params, specs)), experts)
+    return weights + layout.bytes(cached, layout.caches(cached))
 
   return calls_cost(method, of_call)

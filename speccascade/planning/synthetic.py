@@ -46,8 +46,8 @@ def _noise(seed, scale, shape: tuple[int, ...], dtype: str):
   return (unit * scale).astype(dtype)
 
 
-def weight_bytes(params: Params) -> int:
-  """Return the bytes of the parameters, or their shapes, that a decoding step reads.
+def weight_bytes(params: Params, experts: float = 1.0) -> int:
+  """Return the bytes of the parameters, or their shapes, that a decoding step reads, of experts a share of them.
 
   These are not the encoder, not what only reads the encoded source, and not an embedding table of which a step takes a
   row a token.
@@ -56,8 +56,10 @@ def weight_bytes(params: Params) -> int:
   table = params['token_embedder']
   unread = re.compile(r"\['(encoder|token_embedder)'\]|.*encoder_decoder_attention'\]\['(key|value)'\]")
   leaves = jax.tree_util.tree_leaves_with_path(params)
-  read = [x for path, x in leaves if not unread.match(jax.tree_util.keystr(path))]
-  return tree_bytes([read, table.get('rows', table['embedding']) if tied else ()])
+  read = [(jax.tree_util.keystr(path), x) for path, x in leaves if not unread.match(jax.tree_util.keystr(path))]
+  routed = [x for path, x in read if experts < 1 and re.search(r"\['mlp'\]\['w\w+'\]", path)]
+  dense = tree_bytes([[x for _, x in read], table.get('rows', table['embedding']) if tied else ()])
+  return round(dense - (1 - experts) * tree_bytes(routed))
 
 
 def tree_bytes(tree: Any) -> int:

@@ -230,11 +230,13 @@ def passes_loop(
 ) -> Callable:
   """Return a jitted function of (params, caches, rounds) that feeds each pass's output on.
 
-  The networks take turns: in a round the n-th makes `times[n]` passes of `widths[n]` tokens. Layout, and options of
-  XLA, are those of a decode.
+  The networks take turns: in a round the n-th makes `times[n]` passes of `widths[n]` tokens. The tokens of a pass
+  differ, so that they choose as many experts as others would. Layout, and options of XLA, are those of a decode.
   """
   first = source if networks[-1].start_id is None else 1
-  start = jnp.ones((batch, max(widths)), jnp.int32)
+  spread = jnp.arange(batch * max(widths)).reshape(batch, -1)  # ids, of which each pass adds its own to
+  vocab = min(network.vocab_size for network in networks)
+  start = spread % vocab
   span = slots - first - max(widths)
   layout = backend.layout
   networks = [network.on(backend.for_slot(n)) for n, network in enumerate(networks)]
@@ -248,7 +250,8 @@ def passes_loop(
         position = jnp.broadcast_to(first + i % span + jnp.arange(widths[n])[None], (batch, widths[n]))
         logits, cache = _extended(networks[n], params[n], cache, tokens[:, : widths[n]], position, total)
         logits = sharding.as_head(layout, sharding.computed(layout, logits, n), n)
-        return tokens.at[:, : widths[n]].set(jnp.minimum(sampling.argmax(logits), 5)), cache
+        fed = (spread[:, : widths[n]] + jnp.minimum(sampling.argmax(logits), 5)) % vocab
+        return tokens.at[:, : widths[n]].set(fed), cache
 
       tokens = carry[0]
       caches = list(carry[1])

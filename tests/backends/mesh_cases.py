@@ -4,7 +4,8 @@
 
 It runs in a process of its own, for JAX counts its devices when it starts. The drafter is replicated, the other models
 are sharded; with `distributions` those of a window stay sharded along the vocabulary, as small ones do not by
-themselves. Cases of TPUs come last: all after them run on that backend.
+themselves. DATAxMODELxEXPERT is a mesh with an axis for experts. Cases of TPUs come last: all after them run on that
+backend.
 """
 
 import dataclasses
@@ -87,6 +88,7 @@ def declared(family: str):
   """Return a tiny network of a declared family, of sizes that divide."""
   sizes = {'vocab_size': VOCAB, 'num_attention_heads': 8, 'num_key_value_heads': 4, 'head_dim': 8}
   sizes |= {'hidden_size': 64, 'num_hidden_layers': 2}
+  sizes |= {key: 4 for key in ('num_local_experts', 'num_experts') if key in FAMILIES[family].tiny}
   return network_from_config({'model_type': family, **FAMILIES[family].tiny, **sizes})
 
 
@@ -167,10 +169,10 @@ def alone(*case):
 def same(case: str) -> dict:
   """Return whether a case gives what one device gives."""
   family, name, temperature, shape, kind, *options = case.split(':')
-  data, parts = map(int, shape.split('x'))
+  sizes = dict(zip(('data', 'model', 'expert'), map(int, shape.split('x'))))
   if family.endswith('tpus'):  # their kernel, run without one
     backends.register('cpu', backends.TPU(interpret=True))
-  mesh = sharding.mesh({'data': data, 'model': parts})
+  mesh = sharding.mesh(sizes)
   rule = lambda name: sharding.REPLICATED if name == 's' else sharding.SHARDED
   sharding._GATHERED = 0 if 'distributions' in options else 1 << 30
   sampler = Sampler(float(temperature), coupling='gumbel' if 'gumbel' in options else 'maximal')

@@ -27,8 +27,9 @@ from speccascade.types import Model, Prompt
 BACKENDS = {name: backend.emulated() for name, backend in backends.by_name().items()}
 LLAMA = Decoder(DecoderConfig(23, 16, 4, 2, 8, 24, spans=(Span(3), Span(0, Rope(1e5)), Span(3), Span())))
 OPT = Decoder(DecoderConfig(23, 16, 2, 2, 8, 24, spans=(Span(0, None),) * 2, tied=True, positions=32))
+EXPERTS = Decoder(DecoderConfig(23, 16, 4, 2, 8, 24, (Span(),) * 2, experts=20, experts_per_token=3))
 ENCDEC = T5(T5Config(23, 16, 2, 12, 24, encoder_layers=2, decoder_layers=3))
-NETWORKS = {'llama': LLAMA, 'opt': OPT, 't5': ENCDEC}
+NETWORKS = {'llama': LLAMA, 'opt': OPT, 'experts': EXPERTS, 't5': ENCDEC}
 #        batch, window, heads, key-value heads, dimension, slots, sight, cap
 SHAPES = {
   'a pair of heads in a tile': (2, 3, 4, 2, 64, 256, 0, None),
@@ -197,7 +198,8 @@ def _logits(backend, network, params, prompt, tokens, positions):
   network = network.on(backend)
   cache = network.prefill(params, prompt, 40)
   first, cache = network.extend(params, cache, tokens[:, :3], positions[:, :3])
-  return first, network.extend(params, cache, tokens[:, 3:], positions[:, 3:])[0]
+  second, cache = network.extend(params, cache, tokens[:, 3:4], positions[:, 3:4])
+  return first, second, network.extend(params, cache, tokens[:, 4:], positions[:, 4:])[0]
 
 
 @pytest.mark.parametrize('scan', quick([False, True], [False]))

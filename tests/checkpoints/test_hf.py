@@ -32,10 +32,12 @@ GEMMA3 = LLAMA | {'model_type': 'gemma3_text', 'head_dim': 4, 'tie_word_embeddin
 MISTRAL = LLAMA | {'model_type': 'mistral'}
 PHI3 = LLAMA | {'model_type': 'phi3'}
 STABLELM = LLAMA | {'model_type': 'stablelm'}
+MIXTRAL = LLAMA | {'model_type': 'mixtral', 'num_key_value_heads': 2, 'num_local_experts': 3}
+MOE = LLAMA | {'model_type': 'qwen3_moe', 'moe_intermediate_size': 4, 'num_experts': 3, 'num_experts_per_tok': 2}
 NEOX = LLAMA | {'model_type': 'gpt_neox', 'rotary_pct': 0.5}
 T5 = tiny.T5_V1_1 | {'num_layers': 2}
 _error = functools.partial(error_of, hf.read)
-CONFIGS = {'llama': LLAMA, 'gpt2': GPT2, 'opt': OPT, 'gemma3': GEMMA3, 'gpt_neox': NEOX, 't5': T5}
+CONFIGS = {'llama': LLAMA, 'gpt2': GPT2, 'opt': OPT, 'gemma3': GEMMA3, 'gpt_neox': NEOX, 'mixtral': MIXTRAL, 't5': T5}
 
 
 def _model(config):
@@ -270,6 +272,7 @@ def test_start_id_and_positions_follow_the_family():
     'opt': None,
     'gemma3': 131072,
     'gpt_neox': 2048,
+    'mixtral': 131072,
   }
   yarn = {'rope_type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 2048}
   assert hf.network_from_config(LLAMA | {'rope_scaling': yarn}).context == 4 * 2048
@@ -381,6 +384,12 @@ def test_a_folder_that_is_none_is_told_from_a_broken_one(tmp_path):
     (PHI3 | {'rope_scaling': {'type': 'yarn', 'factor': 2.0}}, "'yarn'"),
     (PHI3 | {'partial_rotary_factor': 0.5}, 'partial_rotary_factor'),
     (STABLELM | {'qk_layernorm': True}, "'qk_layernorm' is True"),
+    (MIXTRAL | {'num_experts_per_tok': 4}, having("'num_experts_per_tok' is 4", 'at most 3')),
+    (MIXTRAL | {'num_local_experts': 0}, having("'num_local_experts' is 0", 'at least 1')),
+    (MOE | {'num_experts': 'many'}, having("'num_experts' is 'many'")),
+    (MOE | {'decoder_sparse_step': 2}, "'decoder_sparse_step' is 2"),
+    (MOE | {'mlp_only_layers': [0]}, having("'mlp_only_layers' is [0]")),
+    (MOE | {'norm_topk_prob': 1}, having("'norm_topk_prob' is 1")),
     (NEOX | {'rotary_pct': 0.3}, having("'head_dim' is 4", '0.3 is turned')),
     (NEOX | {'rotary_pct': 'half'}, having("'rotary_pct' is 'half'")),
     (NEOX | {'use_parallel_residual': 1}, having("'use_parallel_residual' is 1")),

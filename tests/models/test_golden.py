@@ -26,7 +26,7 @@ def weights(network, seed: int):
     noise = random.randn(*leaf.shape)
     kind = path[-1].key
     if kind in ('kernel', 'embedding'):
-      noise = noise * leaf.shape[0 if kind == 'kernel' else 1] ** -0.5
+      noise = noise * leaf.shape[-2 if kind == 'kernel' else 1] ** -0.5
     if kind in ('bias', 'scale'):
       offset = getattr(network.config, 'norm_offset', 0)
       noise = 0.2 * noise + (1 - offset if kind == 'scale' else 0)
@@ -54,7 +54,7 @@ def test_every_family_has_golden_numbers():
   assert {case['config']['model_type'] for case in CASES.values()} >= {n for n, f in FAMILIES.items() if f.tiny}
 
 
-@pytest.mark.parametrize('name', quick([n for n, f in FAMILIES.items() if f.tiny], ['gpt_neox']))
+@pytest.mark.parametrize('name', quick([n for n, f in FAMILIES.items() if f.tiny], ['gpt_neox', 'mixtral']))
 def test_drafts_of_a_family_leave_its_greedy_texts_as_they_are(name):
   network = network_from_config({'model_type': name, **FAMILIES[name].tiny})
   large = Model(weights(network, 0), network, name='large')

@@ -51,6 +51,8 @@ VARIANTS = {
   'smollm3': {'listed': {'no_rope_layers': [1, 0, 0], 'use_sliding_window': False}},
   'stablelm': {'parallel': {'use_parallel_residual': True}},
   'gpt_neox': {'in_turn': {'use_parallel_residual': False, 'attention_bias': False, 'tie_word_embeddings': True}},
+  'mixtral': {'one_expert': {'num_experts_per_tok': 1, 'sliding_window': None}},
+  'qwen3_moe': {'not_normalised': {'norm_topk_prob': False, 'use_sliding_window': True, 'sliding_window': 4}},
   'phi3': {'no_window': {'sliding_window': None, 'tie_word_embeddings': True}},
   'starcoder2': {'no_bias': {'use_bias': False, 'sliding_window': None, 'tie_word_embeddings': False}},
   'opt': {

@@ -16,7 +16,7 @@ from speccascade.integrations import t5x
 from speccascade.models import shapes
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.planning import aot, hlo, program_report, timing
-from speccascade.planning.synthetic import random_params
+from speccascade.planning.synthetic import random_params, weight_bytes
 from speccascade.types import Model
 
 T5 = {
@@ -137,6 +137,26 @@ def test_the_floor_is_the_weights_and_used_caches_of_every_call():
   small = aot.floor_bytes(methods.autoregressive(0), networks, sizes)
   assert aot.floor_bytes(methods.speculative(block=5), networks, sizes) == step + 5 * small
   assert aot.floor_bytes(OPT, networks, sizes) == step + 6 * small
+
+
+def test_the_floor_of_experts_is_those_that_the_tokens_of_a_call_are_expected_to_choose():
+  config = DecoderConfig(97, 32, 4, 2, 16, 48, (Span(),) * 2, tied=True, experts=16, experts_per_token=2)
+  network = Decoder(config, (1,))
+  kernels, sizes = 2 * 3 * 16 * 32 * 48 * 4, aot.Sizes(batch=3, source=100, tokens=60)
+  rest = weight_bytes(aot.parameters(network)) - kernels
+  caches = aot.floor_bytes(methods.autoregressive(0), [network], sizes) - rest - kernels * (1 - (14 / 16) ** 3)
+  drafts, window = (kernels * (1 - (14 / 16) ** n) for n in (3, 18))
+  found = aot.floor_bytes(methods.speculative(block=5), [network, network], sizes)
+  assert found == pytest.approx(6 * (rest + caches) + 5 * drafts + window, abs=6)
+  assert caches == 2 * 2 * 3 * 2 * 16 * 130 * 4
+
+
+def test_the_tokens_of_a_timed_pass_differ_as_those_of_rows_do():
+  network, backend = tiny(1), backends.named('cpu')
+  cache = network.on(backend).empty_cache(random_params(network), 3, 16)
+  loop = timing.passes_loop([network], backend, (2,), 3, 4, 16, (1,))
+  tokens = loop((random_params(network),), (cache,), np.int32(2))
+  assert len(np.unique(tokens)) > 3
 
 
 @pytest.mark.parametrize('mesh, rules, rows', [({'data': 4}, (), 2), ({'model': 4}, ('replicated',) * 2, 8)])

@@ -102,6 +102,8 @@ _GPT_NEOX = {
   'layers.mlp.wi': 'gpt_neox.layers.{}.mlp.dense_h_to_4h',
   'layers.mlp.wo': 'gpt_neox.layers.{}.mlp.dense_4h_to_h',
 }
+_MIXTRAL = {'wi_0': 'w1', 'wi_1': 'w3', 'wo': 'w2'}
+_QWEN3_MOE = {'wi_0': 'gate', 'wi_1': 'up', 'wo': 'down'}
 
 family(
   'llama',
@@ -404,6 +406,44 @@ family(
   by_head=True,
   names=_GPT_NEOX,
   tiny={'rotary_pct': 0.5},
+)
+
+# ---- experts ----
+
+family(
+  'mixtral',
+  like='llama',
+  hf='MixtralForCausalLM',
+  about='experts of a router, a sliding window of all layers',
+  defaults=dict(num_local_experts=8, num_experts_per_tok=2, num_key_value_heads=8, sliding_window=None)
+  | dict(rms_norm_eps=1e-5, rope_theta=1e6, max_position_embeddings=131072),
+  keys=dict(
+    experts='num_local_experts', experts_per_token='num_experts_per_tok', spans=rotary(local=lambda c, i: True)
+  ),
+  switches=dict.fromkeys(_BIASES, False),
+  names={'layers.mlp.router': 'model.layers.{}.block_sparse_moe.gate'}
+  | {f'layers.mlp.{n}': f'model.layers.{{}}.block_sparse_moe.experts.{{}}.{w}' for n, w in _MIXTRAL.items()},
+  tiny={'num_local_experts': 4, 'sliding_window': 5},
+)
+family(
+  'qwen3_moe',
+  like='llama',
+  hf='Qwen3MoeForCausalLM',
+  models='Qwen3 30B-A3B, 235B-A22B',
+  about='experts of a router in all layers, norms of q and k, a sliding window of all layers',
+  defaults=dict(num_experts=None, num_local_experts=128, num_experts_per_tok=8, moe_intermediate_size=768)
+  | dict(norm_topk_prob=False, use_sliding_window=False, sliding_window=4096, eos_token_id=None),
+  keys=dict(
+    experts_per_token='num_experts_per_tok', experts_normalised='norm_topk_prob', mlp_dim='moe_intermediate_size'
+  )
+  | dict(
+    spans=rotary(local=lambda c, i: True), experts=_or('experts', 'num_experts', lambda c: c['num_local_experts'])
+  ),
+  switches={'qk_norm': True, 'mlp_bias': False},
+  only={'decoder_sparse_step': 1, 'mlp_only_layers': []},
+  names={'layers.mlp.router': 'model.layers.{}.mlp.gate'}
+  | {f'layers.mlp.{n}': f'model.layers.{{}}.mlp.experts.{{}}.{w}_proj' for n, w in _QWEN3_MOE.items()},
+  tiny={'moe_intermediate_size': 24, 'num_experts': 6, 'num_experts_per_tok': 3, 'norm_topk_prob': True},
 )
 
 # ---- learned positions ----

@@ -12,7 +12,7 @@ from speccascade.types import Network
 
 _SIZES = frozenset(
   'num_hidden_layers num_key_value_heads head_dim word_embed_proj_dim num_decoder_layers n_layer n_inner '
-  'sliding_window_pattern no_rope_layer_interval'.split()
+  'sliding_window_pattern no_rope_layer_interval num_experts num_local_experts'.split()
 )  # those that a function reads
 MASK = 'pard_token'  # by which a model that drafts in one pass states its mask
 _NEEDED = {'rms_norm_eps', 'layer_norm_epsilon', 'max_window_layers'}  # numbers that are not null
@@ -207,6 +207,11 @@ def decoder(settings: Settings, *, eos_ids: tuple[int, ...], dtype: str, scan: b
   if heads % kv_heads:
     raise ValueError(
       f"config.json: 'num_key_value_heads' is {kv_heads}, expected a divisor of {heads}, the heads: correct it"
+    )
+  experts, chosen = (fields.get(name, 0) for name in ('experts', 'experts_per_token'))
+  if chosen > experts:
+    raise ValueError(
+      f"config.json: 'num_experts_per_tok' is {chosen}, expected at most {experts}, the experts of a layer: correct it"
     )
   for share in {span.rope.share for span in fields['spans'] if span.rope}:
     if int(head_dim * share) % 2 or share > 1:
