@@ -252,7 +252,8 @@ def _finish(study: Study, run: RunDir, command: str) -> Path:
     return multihost.once(lambda: list(trace.wanted(experiment, quality.lines())))
 
   def made():
-    return trace.traces(experiment, study.loaded, asked()) if quality.count else []
+    wanted = quality.count and experiment.trace_examples
+    return trace.traces(experiment, study.loaded, asked()) if wanted else []
 
   traced = _once(folder, 'traces.jsonl', made)
 
