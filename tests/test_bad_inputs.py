@@ -128,9 +128,12 @@ class Patient(stopping.Policy):
 
 @dataclasses.dataclass(frozen=True)
 class Doubling(backends.Backend):
-  """A backend with a field."""
+  """A backend whose matmul is called otherwise."""
 
   factor: Any
+
+  def matmul(self, x, kernel):
+    return self.factor * x @ kernel
 
 
 def narrow(q, p):
@@ -415,6 +418,14 @@ PYTHON = {
   ),
   'a folder of GGUF': (lambda d: written(d, 'm.gguf', 'GGUF') and speccascade.load(d), ('llama.cpp', 'gguf_file=')),
   'a file of GGUF': (lambda d: speccascade.load(written(d, 'm.gguf', 'GGUF')), ('m.gguf', 'llama.cpp', 'gguf_file=')),
+  'a pipe for a file of a checkpoint': (
+    lambda d: speccascade.load(with_pipe(checkpoint(d), 'generation_config.json')),
+    ('generation_config.json', 'pipe'),
+  ),
+  'a pipe for the weights': (
+    lambda d: speccascade.load(with_pipe(checkpoint(d), 'model.safetensors')),
+    ('model.safetensors', 'pipe'),
+  ),
   'a config of 1e9 layers': (lambda d: speccascade.load(checkpoint(d, num_layers=10**9)), ("'num_layers'", 'at most')),
   'a pointer of Git LFS': (
     lambda d: speccascade.load(stored(d, b'version https://git-lfs.github.com/spec/v1\n')),
@@ -494,6 +505,10 @@ PYTHON = {
   'a backend that is a class': (lambda _: backends.register('tpu', backends.CPU), 'CPU'),
   'a backend that is a text': (lambda _: backends.use('cpu').__enter__(), "'cpu'"),
   'a backend that holds an array': (lambda _: backends.register('tpu', Doubling(np.ones(3))), 'Doubling'),
+  'a backend whose matmul lacks an argument': (
+    lambda _: backends.register('tpu', Doubling(2.0)),
+    ('Doubling.matmul', '(self, x, kernel)'),
+  ),
   # several processes
   'a first host without a port': (lambda _: joining(JAX_COORDINATOR_ADDRESS='localhost'), ('localhost', 'HOST:PORT')),
   'a port that is no number': (lambda _: joining(JAX_COORDINATOR_ADDRESS='a:b'), 'JAX_COORDINATOR_ADDRESS=a:b'),
@@ -525,6 +540,13 @@ PYTHON = {
   'a line that is no JSON': (lambda d: files.jsonl(records(d, '{"prompt"')), ('line 3', 'JSON')),
   'a line without a field': (lambda d: files.jsonl(records(d, '{"prompt": "a"}')), ('line 3', "'target'")),
 }
+
+
+def with_pipe(folder: str, name: str) -> str:
+  """Put a pipe into the place of a file of a folder."""
+  pathlib.Path(folder, name).unlink(missing_ok=True)
+  os.mkfifo(pathlib.Path(folder, name))
+  return folder
 
 
 def pointing_out(folder: pathlib.Path) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 from speccascade.backends.base import Backend, Entry, entry_of, View
 from speccascade.backends.cpu import CPU
 from speccascade.backends.gpu import GPU
+from speccascade.backends.limits import memory
 from speccascade.backends.registry import backend, by_name, named, register, use
 from speccascade.backends.tpu import TPU
 from speccascade.host.errors import first_line

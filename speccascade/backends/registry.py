@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 import contextlib
+import functools
+import inspect
 from typing import Any
 
 from speccascade.backends.base import Backend
@@ -18,7 +20,7 @@ def register(platform: str, backend: Backend):
     backend: An instance of a subclass of `Backend`.
 
   Raises:
-    ValueError: it is no backend, or cannot be hashed.
+    ValueError: it is no backend, cannot be hashed, or has methods that are not called as those of `Backend` are.
   """
   OF_PLATFORM[platform] = _checked(backend)
 
@@ -65,7 +67,7 @@ def named(platform: str) -> Backend:
 
 
 def _checked(backend: Any) -> Backend:
-  """Return a backend, having checked that it is one, and may be static in a program."""
+  """Return a backend, having checked that it is one, may be static in a program, and is called as the base is."""
   if not isinstance(backend, Backend):
     made = f', as {backend.__name__}()' if isinstance(backend, type) else ''
     raise ValueError(f'{backend!r} is not a backend: give an instance of a subclass of backends.Backend{made}.')
@@ -76,4 +78,21 @@ def _checked(backend: Any) -> Backend:
     raise ValueError(
       f'{name} is a static part of a program and cannot be hashed ({error}): give it no arrays.'
     ) from None
+  _check_methods(type(backend))
   return backend
+
+
+@functools.cache
+def _check_methods(kind: type[Backend]):
+  """Refuse a class of which a method cannot be called as that of the base is."""
+  for name, of_base in inspect.getmembers(Backend, inspect.isfunction):
+    if name.startswith('_'):
+      continue
+    base = inspect.signature(of_base)
+    signature = inspect.signature(getattr(kind, name))
+    by_name = {p.name: None for p in base.parameters.values() if p.kind is p.KEYWORD_ONLY}
+    by_position = [p for p in base.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    try:
+      signature.bind_partial(*by_position, **by_name)
+    except TypeError:
+      raise ValueError(f'{kind.__name__}.{name} takes {signature}, but it is called with {base}.') from None

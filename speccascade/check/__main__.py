@@ -4,15 +4,18 @@
   python -m speccascade.check 'my_combiners:geometric(power=0.5)'
   python -m speccascade.check 'speculative(rule=opt:0.1, block=2, policy=my_policies:Entropy(limit=1.2))'
   python -m speccascade.check --sampler my_engine:verify
+  python -m speccascade.check --samples samples.jsonl
 
 A rule, a combiner or a method is given by its name; a module is of the current folder or an installed one.
 
-A sampler is a function `verify(tokens [K], q [K, V], p [K + 1, V], rng)` that returns the tokens that it emits.
+A sampler is a function `verify(tokens [K], q [K, V], p [K + 1, V], rng)` that returns the tokens that it emits. Samples
+are objects {"token": …, "top_logprobs": {TOKEN: LOGPROB}}, a line each, of any server.
 """
 
 import argparse
 from collections.abc import Sequence
 import inspect
+from pathlib import Path
 import sys
 from typing import Any
 
@@ -35,7 +38,7 @@ def _parser() -> commands.Parser:
     'what', nargs='?', metavar='MODULE:NAME', help='my_rules:mine, or of the package opt or bild(max_draft=2)'
   )
   parser.add_argument('--alpha', type=float, nargs='+', help='values of alpha to try (some of 0 … 0.9)')
-  sampler = parser.add_argument_group('a sampler')
+  sampler = parser.add_argument_group('a sampler, or its samples')
   sampler.add_argument('--sampler', metavar='MODULE:NAME', help='a function that verifies drafted tokens')
   sampler.add_argument('--rng', choices=samplers.RNGS, default='generator', help="what its rng is (numpy's generator)")
   sampler.add_argument('--drafts', action='store_true', help='it draws the draft itself: sampler(q, p, rng)')
@@ -43,13 +46,16 @@ def _parser() -> commands.Parser:
     '--runs', type=commands.count, default=20_000, help='of a case that cannot be enumerated (20000)'
   )
   sampler.add_argument('--rows', type=commands.count, default=1, help='of its batch (1: no batch)')
+  sampler.add_argument('--samples', type=Path, metavar='FILE', help='JSON lines of tokens and log-probabilities')
   return parser
 
 
 def _run(args: argparse.Namespace) -> int:
-  if (args.what is None) == (args.sampler is None):
-    raise RunError('give a rule or method, or --sampler MODULE:NAME.')
-  if args.sampler is not None:
+  if sum(x is not None for x in (args.what, args.sampler, args.samples)) != 1:
+    raise RunError('give a rule or method, or --sampler MODULE:NAME, or --samples FILE.')
+  if args.samples is not None:
+    report = samplers.check_samples(samplers.read_samples(args.samples))
+  elif args.sampler is not None:
     function = names.find(args.sampler, 'sampler', {}).made()
     report = samplers.check_sampler(function, rng=args.rng, drafts=args.drafts, rows=args.rows, runs=args.runs)
   else:

@@ -7,10 +7,12 @@ them are tried, and its law is computed; else it is run many times, and an anyti
 Axis letters: K drafted tokens, V vocabulary, L tokens whose joint law is compared.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import itertools
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -344,3 +346,59 @@ def _maker(rng: str) -> Callable[[int], Any]:
 
     return lambda n: torch.Generator().manual_seed(n)
   return lambda n: np.random.default_rng(n)
+
+
+# ---- samples of a server ----
+
+
+def check_samples(samples: Iterable[Mapping[str, Any]]) -> SamplerReport:
+  """Check tokens against the log-probabilities that a server gives with them.
+
+  Args:
+    samples: Objects with `token`, an id or text, and `top_logprobs`, {token: log-probability} of the likeliest tokens
+      of the distribution that was sampled from, after temperature and filters.
+
+  Returns:
+    A report.
+
+  Example:
+    >>> print(check_samples([{'token': 'a', 'top_logprobs': {'a': -0.7, 'b': -0.7}}] * 200).ok)
+    False
+  """
+  bet = Bet(4)
+  count = 0
+  for count, sample in enumerate(samples, 1):
+    likely = sorted(sample['top_logprobs'].items(), key=lambda item: -item[1])
+    chances = np.exp([x for _, x in likely])
+    if chances.sum() > 1 + 1e-3:
+      raise ValueError(
+        f'sample {count - 1}: top_logprobs sum to {chances.sum():.4g}, more than 1; give log-probabilities.'
+      )
+    names = [str(token) for token, _ in likely]
+    place = names.index(str(sample['token'])) if str(sample['token']) in names else len(names)
+    rest = max(0.0, 1 - chances.sum())
+    rest = rest if rest > 1e-4 else 0.0
+    members = [[0], [0, 1], [*range(0, len(names), 2)], [len(names)]]
+    whole = np.append(chances, rest) / (chances.sum() + rest)
+    inside = np.array([[place in set_ for set_ in members]])
+    bet.add(inside, np.array([min(1.0, whole[[i for i in set_ if i < whole.size]].sum()) for set_ in members]))
+    if bet.refuted:
+      text = f'after {count} samples: their chance under the log-probabilities is below {FALSE_ALARM:g}'
+      return SamplerReport(False, text, float('nan'))
+  if not count:
+    raise ValueError('there are no samples.')
+  return SamplerReport(True, f'{count} samples show no other distribution than their log-probabilities')
+
+
+def read_samples(path: Path) -> Iterator[dict]:
+  """Yield the objects of a file of JSON lines, as `check_samples` takes them."""
+  with open(path, encoding='utf-8') as file:
+    for number, line in enumerate(file, 1):
+      try:
+        sample = json.loads(line)
+        assert isinstance(sample['top_logprobs'], dict) and 'token' in sample
+      except (ValueError, KeyError, TypeError, AssertionError):
+        raise ValueError(
+          f'{path}, line {number}: not an object {{"token": …, "top_logprobs": {{TOKEN: LOGPROB}}}}.'
+        ) from None
+      yield sample

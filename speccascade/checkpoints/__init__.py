@@ -168,6 +168,7 @@ def read(
     settings['activation'] = activation
   elif activation is not None:
     raise ValueError(f'activation={activation!r} is for T5X checkpoints, and {folder} is {form}: leave it out')
+  files.check_plain(folder.iterdir() if form == 'hf' else folder.rglob('*'))
   if layers == MTP and form != 'hf':
     raise ValueError(f'{folder} is {form}, and a layer of multi-token prediction is read of Hugging Face folders')
   network, params = hf.read_mtp(folder, **settings) if layers == MTP else _FORMATS[form].read(folder, **settings)

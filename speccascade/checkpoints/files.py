@@ -1,6 +1,6 @@
 """Files of all formats: folders that are written completely or not at all, JSON, checksums."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import contextlib
 import glob
 import json
@@ -99,6 +99,13 @@ def check_finished(path: Path) -> None:
     raise ValueError(f'{left[0]} is half-written, its writer was stopped: remove it and write the checkpoint again')
 
 
+def check_plain(paths: Iterable[Path]) -> None:
+  """Raise for a pipe or a device, which would be waited for."""
+  for path in paths:
+    if path.exists() and not (path.is_file() or path.is_dir()):
+      raise ValueError(f'{path} is a pipe or a device and no file: remove it')
+
+
 def check_pointer(file: Path) -> None:
   """Raise where Git LFS has left its pointer in a file's place."""
   with file.open('rb') as f:
@@ -138,6 +145,15 @@ def facts(params: Params) -> dict[str, dict]:
     name: {'shape': list(x.shape), 'dtype': x.dtype.name, 'crc32': checksum(np.asarray(x))}
     for name, x in flatten_dict(params, sep='.').items()
   }
+
+
+def file_checksum(file: Path) -> int:
+  """Return the CRC-32 of a file, read in pieces."""
+  value = 0
+  with file.open('rb') as f:
+    while piece := f.read(1 << 24):
+      value = zlib.crc32(piece, value)
+  return value
 
 
 def copy_tokenizer(tokenizer, folder: Path):

@@ -1,6 +1,6 @@
 """Our own checkpoints: parameters as Orbax writes them, their network, the tokenizer and the generation config.
 
-  <path>/speccascade.json   the network; shape, dtype and CRC-32 of every tensor
+  <path>/speccascade.json   the network; shape, dtype and CRC-32 of every tensor; size and CRC-32 of every file; its own
   <path>/params/            Orbax
   <path>/…                  the tokenizer's files and generation_config.json
 
@@ -13,6 +13,7 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+import zlib
 
 import jax
 import numpy as np
@@ -69,6 +70,12 @@ def _save(path: Path, model: Model, overwrite: bool):
     files.copy_tokenizer(model.tokenizer, scratch)
     files.write_generation(model, scratch)
     sidecar['tensors'] = files.facts(model.params)
+    sidecar['files'] = {
+      str(p.relative_to(scratch)): [p.stat().st_size, files.file_checksum(p)]
+      for p in sorted(scratch.rglob('*'))
+      if p.is_file()
+    }
+    sidecar['crc32'] = _own_checksum(sidecar)
     (scratch / SIDECAR).write_text(json.dumps(sidecar, indent=1) + '\n', encoding='utf-8')
 
 
@@ -95,7 +102,10 @@ def read(
   tensors = {name: _checked(path, name, sidecar) for name in sidecar['tensors']}
   entries = assemble.plan_by_own_names(network, tensors)
   assemble.check(entries, tensors, network, path / SIDECAR)
-  return network, assemble.read(network, entries, tensors, dtype=dtype, mesh=mesh, rules=rules)
+  params = assemble.read(network, entries, tensors, dtype=dtype, mesh=mesh, rules=rules)
+  if damage := _damage(path, sidecar, tensors=False):
+    raise ValueError(f'{damage}: {AGAIN}')
+  return network, params
 
 
 def _checked(path: Path, name: str, sidecar: dict) -> stored.Tensor:
@@ -110,10 +120,32 @@ def _checked(path: Path, name: str, sidecar: dict) -> stored.Tensor:
     except ValueError:
       x = None
     if x is None or x.shape == shape and files.checksum(x) != facts['crc32']:
-      raise ValueError(f"{folder}: tensor '{name}' cannot be read as it was: {AGAIN}")
+      damage = _damage(path, sidecar, tensors=True) or folder
+      raise ValueError(f"{damage}: tensor '{name}' cannot be read as it was: {AGAIN}")
     return x
 
   return stored.Tensor(folder, name, shape, facts['dtype'], read)
+
+
+def _damage(path: Path, sidecar: dict, *, tensors: bool) -> str | None:
+  """Return the first file that is not as it was written, and what is wrong; checksums of tensors' files on request."""
+  for name, (size, crc) in sidecar['files'].items():
+    file = path / name
+    if not file.is_file():
+      return f'{file} is missing, half-copied'
+    if file.stat().st_size != size:
+      return f'{file} has {file.stat().st_size} bytes, expected {size}, truncated'
+    if (tensors or not name.startswith('params/')) and files.file_checksum(file) != crc:
+      return f'{file} is not as it was written, corrupt'
+  if sidecar.get('crc32') not in (None, _own_checksum(sidecar)):  # older checkpoints have none
+    return f'{path / SIDECAR} is not as it was written, corrupt'
+  return None
+
+
+def _own_checksum(sidecar: dict) -> int:
+  """Return the CRC-32 of what the sidecar states."""
+  stated = {key: value for key, value in sidecar.items() if key != 'crc32'}
+  return zlib.crc32(json.dumps(stated, sort_keys=True).encode())
 
 
 def _sidecar(path: Path) -> dict:
@@ -123,7 +155,7 @@ def _sidecar(path: Path) -> dict:
   if not file.is_file():
     raise ValueError(f'{file} is missing: half-written or half-copied, {AGAIN}')
   sidecar = read_json(file)
-  missing = [key for key in ('format', 'network', 'tensors') if key not in sidecar]
+  missing = [key for key in ('format', 'network', 'tensors', 'files') if key not in sidecar]
   if missing or sidecar['format'] != _FORMAT:
     problem = f"lacks '{missing[0]}'" if missing else f'has format {sidecar["format"]}'
     raise ValueError(f'{file} {problem}, expected format {_FORMAT}: update speccascade, or {AGAIN}')

@@ -57,7 +57,7 @@ def parse(path: str | os.PathLike, text: str) -> list[Request]:
 
 def _request(line: str) -> Request:
   try:
-    given = json.loads(line)
+    given = json.loads(line, object_pairs_hook=_object)
   except json.JSONDecodeError as e:
     raise ValueError(f'not JSON ({e}); write a text in quotes, a list or an object') from None
   except RecursionError:
@@ -72,9 +72,26 @@ def _request(line: str) -> Request:
     if isinstance(value, bool) or not isinstance(value, kinds) and (value is not None or name in ('prompt', 'n')):
       raise ValueError(f'{name}={value!r} is not {expected}')
   if fields.get('logit_bias'):
-    fields = fields | {'logit_bias': {_token(text): number for text, number in fields['logit_bias'].items()}}
+    fields = fields | {'logit_bias': _biases(fields['logit_bias'])}
   checked_int('n', fields.get('n', 1))
   return Request(**fields)
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+  fields = dict(pairs)
+  if len(fields) < len(pairs):
+    names = [name for name, _ in pairs]
+    raise ValueError(f'the key {next(n for n in names if names.count(n) > 1)!r} is given twice; leave one of them')
+  return fields
+
+
+def _biases(given: Mapping[str, Any]) -> dict[int, Any]:
+  """Return biases by token id; two spellings of one id are refused."""
+  by_token = {_token(text): number for text, number in given.items()}
+  if len(by_token) < len(given):
+    ids = [_token(text) for text in given]
+    raise ValueError(f'logit_bias has the token {next(i for i in ids if ids.count(i) > 1)} twice; leave one of them')
+  return by_token
 
 
 def _token(text: str) -> int:

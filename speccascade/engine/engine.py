@@ -3,11 +3,10 @@
 `loop.py` has what runs on the device, `scheduler.py` the queue.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import concurrent.futures
 import functools
 import math
-import os
 import time
 from typing import Any, NamedTuple
 
@@ -171,28 +170,24 @@ class Engine:
 
 
 def _check_memory(engine: Engine, prompts: int) -> None:
-  """Refuse caches of a batch and of the prompts read for it that with the weights are more than the device has."""
+  """Refuse caches of a batch and a prefill that with the weights are more than the device has."""
   dtypes = tuple(x.dtype for x in jax.tree.leaves(engine.params))
   known = validate.memo(engine.program, engine.size, engine.width, prompts, dtypes)
   if known:  # to ask costs as much as some rounds
     return
   caches = _cache_bytes(engine, prompts)
+  reading = _read_bytes(engine, prompts)
   weights = _weight_bytes(engine.weights)
   arrays = (x for x in jax.tree.leaves(engine.params) if isinstance(x, jax.Array))
   device = next((d for x in arrays for d in x.sharding.addressable_devices), jax.local_devices()[0])
-  limit = (device.memory_stats() or {}).get('bytes_limit') or _host_memory()
-  if caches + weights > limit:
+  limit = backends.memory(device)
+  if caches + reading + weights > limit:
     raise ValueError(
       f'{engine.size} rows of {engine.width} prompt tokens and {engine.program.buffer} positions need '
-      f'{caches / 2**30:.1f} GiB of caches, with {weights / 2**30:.1f} GiB of weights more than the '
-      f'{limit / 2**30:.1f} GiB of {device}: {_LOWER}.'
+      f'{caches / 2**30:.1f} GiB of caches and {reading / 2**30:.1f} GiB to read {prompts} prompts, with '
+      f'{weights / 2**30:.1f} GiB of weights more than the {limit / 2**30:.1f} GiB of {device}: {_LOWER}.'
     )
   known['fits'] = True
-
-
-def _host_memory() -> int:
-  """Return the bytes of this machine's memory."""
-  return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
 
 
 def _cache_bytes(engine: Engine, prompts: int) -> int:
@@ -210,6 +205,28 @@ def _cache_bytes(engine: Engine, prompts: int) -> int:
   if program.layout is None:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
   return sum(program.layout.bytes(x, program.cached_layout.caches(x)) for x in shapes)
+
+
+def _read_bytes(engine: Engine, prompts: int) -> int:
+  """Return about the bytes on a device of what is alive while prompts are read: twice the largest product.
+
+  With long prompts that is a layer's attention scores, which are alive with their softmax.
+  """
+  prompt = Prompt(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((prompts, engine.width), (prompts,))))
+  products = _products(jax.make_jaxpr(engine.read)(engine.params, prompt).jaxpr)
+  largest = max((math.prod(x.shape) * x.dtype.itemsize for x in products), default=0)
+  layout = engine.program.layout
+  return 2 * largest // (1 if layout is None else layout.mesh.size if any(layout.axes) else layout.mesh.shape['data'])
+
+
+def _products(jaxpr: Any) -> Iterator[Any]:
+  """Yield the abstract values of the matrix products of a program, also of its loops and branches."""
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == 'dot_general':
+      yield equation.outvars[0].aval
+    for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, 'jaxpr')):
+      if hasattr(inner, 'jaxpr'):
+        yield from _products(inner.jaxpr)
 
 
 def _weight_bytes(weights: Any) -> int:

@@ -9,12 +9,25 @@ import dataclasses
 import os
 from typing import Any
 
+from jax._src import xla_bridge  # which has no public name for whether JAX has started
+
 from speccascade import sampling
 from speccascade.backends import sharding
 from speccascade.engine import inputs, requests, validate
 from speccascade.engine.method import Strategy
 from speccascade.models import hidden
 from speccascade.types import check_bits, checked_int, Model, Network
+
+_FORKED: list[int] = []  # this process, where it was forked after JAX had started its threads
+
+
+def _note_fork():
+  if xla_bridge.backends_are_initialized():
+    _FORKED.append(os.getpid())
+
+
+if hasattr(os, 'register_at_fork'):
+  os.register_at_fork(after_in_child=_note_fork)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +134,11 @@ def _check_targets(method: Strategy, models: Sequence[Model], sampler: sampling.
 def _check_models(method: Strategy, models: Sequence[Model]) -> list[Model]:
   """Return the models as a list, having checked that the method can decode with them."""
   check_bits()
+  if _FORKED:
+    raise RuntimeError(
+      f'process {_FORKED[-1]} was forked after JAX had started threads, which it has not, and would wait for ever; '
+      "start processes with multiprocessing.get_context('spawn'), or before JAX is used."
+    )
   if isinstance(models, Model | str | os.PathLike):
     raise ValueError(f'models={getattr(models, "name", models)} must be a list of models, as in [small, large].')
   models = list(models)

@@ -6,16 +6,19 @@ printed, 143 ended by SIGTERM.
 
 import argparse
 from collections.abc import Callable, Sequence
+import contextlib
 import os
 import re
 import sys
 
 import jax
+from jax._src import compilation_cache as _jax_cache  # which has no public name for reading an entry
 from jax.experimental.compilation_cache import compilation_cache as programs
 
 from speccascade.host import interrupt, multihost, names, progress, storage, streams
 from speccascade.host.errors import RunError
 
+_READ = _jax_cache.get_executable_and_time
 CACHE = storage.cache_folder('jax')
 SHARDS = 10_000  # of a run, at most
 FAILURES = (ValueError, OSError, RuntimeError, MemoryError, ArithmeticError)  # errors whose cause a user can fix
@@ -150,12 +153,25 @@ def compilation_cache(folder: str | os.PathLike | None = None):
   """
   # With XLA's own caches the path of the folder would be part of a program's key, and a copy of it of no use.
   jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')
+  _jax_cache.get_executable_and_time = _read_or_remove
   if folder is None and jax.config.jax_compilation_cache_dir:
     return
   jax.config.update('jax_compilation_cache_dir', os.fspath((CACHE or '') if folder is None else folder) or None)
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
   jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
   programs.reset_cache()  # JAX decides at the first compilation whether there is a cache, which may have been
+
+
+def _read_or_remove(key: str, *args):
+  """Read a program of JAX's cache; remove a damaged one, since JAX writes what it compiles anew only where none is."""
+  try:
+    return _READ(key, *args)
+  except OSError:
+    raise
+  except Exception:  # whatever decompression or XLA raises
+    with contextlib.suppress(OSError):
+      (storage.resolve(jax.config.jax_compilation_cache_dir) / f'{key}-cache').unlink(missing_ok=True)
+    raise
 
 
 def run(
@@ -165,25 +181,35 @@ def run(
   argv = list(sys.argv[1:] if argv is None else argv)
   args = argparse.Namespace()
   try:
-    args = parser.parse_args(list(map(parser.spelled, argv)))
-    compilation_cache(args.compilation_cache)
-    with interrupt.handled():
-      for name in args.imports:
-        names.module(name)
-      code = command(args) or 0
-    streams.flush()
-    return code
+    with streams.prepared():
+      _check_encoded(argv)
+      args = parser.parse_args(list(map(parser.spelled, argv)))
+      compilation_cache(args.compilation_cache)
+      with interrupt.handled():
+        for name in args.imports:
+          names.module(name)
+        return command(args) or 0
   except KeyboardInterrupt as stop:
     print(stopped, file=sys.stderr)
     return 143 if isinstance(stop, interrupt.Ended) else 130
   except FAILURES as error:
     if '--debug' in argv:
       raise
+    unread = isinstance(error, BrokenPipeError) and streams.unread()
     streams.discard()
-    if isinstance(error, BrokenPipeError):
+    if unread:
       return 141
     print(f'error: {_with_options(_message(error), parser, args)}', file=sys.stderr)
     return 1
+
+
+def _check_encoded(argv: Sequence[str]):
+  """Raise for an argument, or a working directory, whose bytes are no text: no file of ours could name it."""
+  for name in (*argv, os.getcwd()):
+    try:
+      name.encode()
+    except UnicodeEncodeError:
+      raise RunError(f'{name!r} is not UTF-8: rename the file or folder.') from None
 
 
 def _with_options(text: str, parser: Parser, args: argparse.Namespace) -> str:

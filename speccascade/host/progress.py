@@ -1,9 +1,17 @@
 """Progress on standard error: a line that updates on a terminal, else a line now and then."""
 
+import os
 import shutil
 import sys
+import warnings
 
-import tqdm
+try:
+  import tqdm
+except ValueError as error:  # a setting of the environment that is no number
+  for name in [name for name in os.environ if name.startswith('TQDM_')]:
+    del os.environ[name]
+  warnings.warn(f'settings TQDM_… of the environment are ignored: {error}', stacklevel=2)
+  import tqdm
 
 EVERY = 20.0  # seconds between lines where there is no terminal
 silent = False  # in all processes but the first of several

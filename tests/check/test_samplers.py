@@ -1,5 +1,6 @@
 """Samplers of others: known mistakes are found with their bias, and right ones pass."""
 
+import json
 import runpy
 
 from faults import AFTER, draw, FAULTS, RIGHT, right
@@ -10,7 +11,7 @@ from tiers import quick
 
 import speccascade
 from speccascade.check import samplers
-from speccascade.check.samplers import Bet, Case, cases, FALSE_ALARM
+from speccascade.check.samplers import Bet, Case, cases, check_samples, FALSE_ALARM
 
 FIRST = 'by the papers', 'whatever drew x'
 SLOW = (
@@ -94,12 +95,33 @@ def test_the_bet_refutes_a_right_claim_as_rarely_as_it_says():
   assert np.mean(np.array(largest) > np.log(20)) <= 0.05  # Markov's inequality, which it may not break
 
 
+def samples(count, temperature=1.0):
+  rng = np.random.default_rng(1)
+  for _ in range(count):
+    p = rng.dirichlet(np.ones(4))
+    drawn = p ** (1 / temperature)
+    token = rng.choice(4, p=drawn / drawn.sum())
+    yield {'token': int(token), 'top_logprobs': {str(i): float(np.log(x)) for i, x in enumerate(p)}}
+
+
+def test_samples_of_a_server_are_held_against_its_log_probabilities():
+  assert check_samples(samples(3_000)).ok
+  assert not check_samples(samples(3_000, temperature=0.7)).ok
+  with pytest.raises(ValueError, match='no samples'):
+    check_samples([])
+
+
 def test_the_command(tmp_path, monkeypatch, capsys):
   (tmp_path / 'my_samplers.py').write_text('from faults import arg_max_draft, right\n')
+  file = tmp_path / 'samples.jsonl'
+  file.write_text('\n'.join(json.dumps(x) for x in samples(300)))
   monkeypatch.syspath_prepend(tmp_path)
   monkeypatch.chdir(tmp_path)
   main = runpy.run_module('speccascade.check.__main__')['main']
   assert main(['--sampler', 'my_samplers:right']) == 0
   assert main(['--sampler', 'my_samplers:arg_max_draft', '--drafts']) == 1
   assert 'total variation .067' in capsys.readouterr().out
+  assert main(['--samples', str(file)]) == 0
+  file.write_text('{"token": 1}\n')
+  assert main(['--samples', str(file)]) == 1 and 'line 1' in capsys.readouterr().err
   assert main([]) == 1 and '--sampler' in capsys.readouterr().err

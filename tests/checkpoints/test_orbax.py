@@ -18,6 +18,7 @@ from tiers import quick
 from tiny import assert_equal, error_of, model_of, T5
 
 from speccascade.checkpoints import files, orbax
+from speccascade.data import tokenizers
 from speccascade.models.layers import stack_layers
 from speccascade.models.ngram import NGram
 from speccascade.types import Model
@@ -114,14 +115,16 @@ def test_a_writer_that_was_killed_leaves_a_recognised_half(tmp_path):
   assert [p.name for p in tmp_path.iterdir()] == ['a']
 
 
-def test_damage_is_one_error_that_names_the_tensor(tmp_path):
+def test_damage_is_one_error_that_names_the_file(tmp_path):
   folder = orbax.save(tmp_path / 'a', model_of(SMALL))
   data = max((folder / 'params' / 'd').iterdir(), key=lambda p: p.stat().st_size)  # has all of so small a model
   content = data.read_bytes()
   data.write_bytes(content[: len(content) // 2])
-  assert says(_error(folder), f'{folder}', "tensor '")
+  message = _error(folder)
+  assert says(message, f'{data}', f'{len(content) // 2} bytes', f'{len(content)}', "tensor '")
   data.unlink()
-  assert says(_error(folder), f'{folder}', "tensor '")
+  message = _error(folder)
+  assert says(message, f'{data}', 'missing', "tensor '")
   data.write_bytes(content)
   sidecar = folder / orbax.SIDECAR
   text = sidecar.read_text()
@@ -133,6 +136,21 @@ def test_damage_is_one_error_that_names_the_tensor(tmp_path):
   assert says(_error(folder), 'speccascade.json', 'JSON')
   sidecar.unlink()
   assert says(_error(folder), 'speccascade.json', 'missing')
+
+
+def test_a_flipped_bit_in_a_small_file_is_one_error_that_names_the_file(tmp_path):
+  (tmp_path / 'tokenizer.json').write_text('{"model": {}}')
+  model = model_of(SMALL).replace(tokenizer=tokenizers.find(tmp_path), generation='{"temperature": 0.6}')
+  folder = orbax.save(tmp_path / 'a', model)
+  for name in ('tokenizer.json', 'generation_config.json'):
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[:5] + bytes([content[5] ^ 1]) + content[6:])
+    assert says(_error(folder), f'{folder / name}', 'corrupt')
+    (folder / name).write_bytes(content)
+  content = (folder / orbax.SIDECAR).read_text()
+  assert '1e-06' in content
+  (folder / orbax.SIDECAR).write_text(content.replace('1e-06', '1e-07'))
+  assert says(_error(folder), f'{folder / orbax.SIDECAR}', 'corrupt')
 
 
 @pytest.mark.long
@@ -149,7 +167,7 @@ def test_a_flipped_byte_never_goes_unnoticed(tmp_path):
         for params in both():
           assert_equal(params, model.params)  # Orbax leaves files behind that nothing refers to
       except ValueError as error:
-        assert says(str(error), f'{folder}', "tensor '")
+        assert says(str(error), f'{file}', "tensor '", 'corrupt')
         lost += 1
     file.write_bytes(content)
   assert lost > 0

@@ -334,6 +334,8 @@ def test_two_processes_do_not_write_one_file(tmp_path):
     ('A dog.', 'line 2: not JSON'),
     ('', 'line 2: not JSON'),
     ('[' * 100_000, 'line 2: its brackets are nested too deep'),
+    ('{"prompt": "a", "n": 1, "n": 2}', "line 2: the key 'n'"),
+    ('{"prompt": "a", "logit_bias": {"5": 1, "05": 2}}', 'line 2: logit_bias has the token 5 twice'),
     ('{"prompt": "a", "chat_template_kwargs": []}', 'line 2: chat_template_kwargs=[] is not an object'),
     ('{"prompt": "a", "chat_template_kwargs": {}}', 'line 2: the prompt: chat_template_kwargs={} is for chat messages'),
     ('3', 'line 2: prompt=3 is not a text, token ids or chat messages'),

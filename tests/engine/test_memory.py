@@ -5,6 +5,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+from matching import having
 import numpy as np
 import pytest
 from tiers import quick
@@ -168,6 +169,17 @@ def test_queries_in_chunks_of_few_give_what_all_give(backend, monkeypatch):
   text = str(jax.make_jaxpr(attend)(*args))
   assert re.search(r'f32\[9,3,24,8,4\]', text)
   np.testing.assert_allclose(attend(*args), whole, rtol=2e-5, atol=1e-6)
+
+
+def test_what_reading_prompts_takes_is_counted(monkeypatch):
+  validate.memo.cache_clear()
+  model = random_model(decoder(1, 8), 'large')
+  run = functools.partial(decode, methods.autoregressive(), [model], [[3] * 500] * 4, max_new_tokens=4)
+  scores = 4 * 2 * HEADS * 512 * 512 * 4
+  monkeypatch.setattr(engine.backends, 'memory', lambda _: 2 * scores)
+  with pytest.raises(ValueError, match=having('GiB to read 4 prompts', 'batch_size')):
+    run()
+  run(batch_size=1)
 
 
 @pytest.mark.parametrize('size', [1, 4])

@@ -18,6 +18,7 @@ from vocabularies import byte_level
 
 import speccascade
 from speccascade import embedded, methods, Request, rules, Sampler
+from speccascade.backends import limits
 from speccascade.engine import engine, inputs, loop, requests, results, validate
 from speccascade.engine.job import Job
 from speccascade.models import ngram, toy
@@ -490,13 +491,34 @@ def test_numbers_of_64_bits_are_refused(call):
 
 @pytest.mark.full
 def test_a_batch_that_no_memory_holds_is_refused_with_its_bytes():
-  said = r'[0-9.]+ GiB of caches, with [0-9.]+ GiB of weights.* lower max_new_tokens'
+  said = r'[0-9.]+ GiB of caches.* [0-9.]+ GiB of weights.* lower max_new_tokens'
   with pytest.raises(ValueError, match=said):
     run(OPT, PAIR, [[1, 2]] * 64, max_new_tokens=10**9)
   network = T5(T5Config(7, 8, 2, 4, 8, 1, 2))
   model = Model(network.init(jax.random.key(0)), network)
   with pytest.raises(ValueError, match='32 rows of 16777216 .* 16 .*' + said):
     run(methods.autoregressive(), [model], [[1, 2]] * 32, max_new_tokens=2, max_prompt_tokens=1 << 24)
+
+
+def test_the_memory_of_a_cpu_is_what_its_limits_leave(tmp_path, monkeypatch):
+  cpu = jax.devices('cpu')[0]
+  machine = limits.memory(cpu)
+  (tmp_path / 'memory' / 'job').mkdir(parents=True)
+  (tmp_path / 'memory' / 'memory.limit_in_bytes').write_text('5000000\n')
+  (tmp_path / 'memory' / 'job' / 'memory.limit_in_bytes').write_text('max\n')
+  (tmp_path / 'own').write_text('4:memory:/job\n0::/elsewhere\n')
+  monkeypatch.setattr(limits, 'GROUPS', tmp_path)
+  monkeypatch.setattr(limits, 'OWN', tmp_path / 'own')
+  assert limits.memory(cpu) == 5_000_000 < machine
+  (tmp_path / 'memory.max').write_text('3000000\n')
+  assert limits.memory(cpu) == 3_000_000
+  (tmp_path / 'own').write_text('')
+  monkeypatch.setattr(limits.resource, 'getrlimit', lambda kind: (10**12, 10**12))
+  assert limits.memory(cpu) == machine
+  monkeypatch.setattr(limits.resource, 'getrlimit', lambda kind: (1 << 20, 1 << 20))
+  assert limits.memory(cpu) == 0
+  with pytest.raises(ValueError, match='0.0 GiB'):
+    run(OPT, PAIR, [[1, 2]] * 64, max_new_tokens=10**4)
 
 
 @pytest.mark.parametrize('error', ['RESOURCE_EXHAUSTED: cannot take 9 bytes', 'INTERNAL: Out of memory, for 9 bytes'])

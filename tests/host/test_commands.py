@@ -1,4 +1,4 @@
-"""A command ends as it should whatever becomes of what it prints."""
+"""A command ends as it should whatever its standard streams, its environment and the moment of a signal."""
 
 import os
 import subprocess
@@ -7,13 +7,20 @@ import sys
 from matching import says
 import pytest
 
-from speccascade.host import multihost, storage
+from speccascade.host import commands, multihost, storage
 
 CODE = """
-import sys
-from speccascade.host import commands
+import os, pwd, sys
+def unknown(number):
+  raise KeyError(number)
+pwd.getpwuid = unknown
+from speccascade.host import commands, progress, storage
 def command(args):
-  print('γ')
+  bar = progress.Progress('work', 1)
+  bar.add(1)
+  bar.end()
+  with open(os.devnull) as file:
+    print('γ', file.fileno() > 2)
 sys.exit(commands.run(commands.Parser('speccascade.x', __doc__), command, sys.argv[1:], 'stopped'))
 """
 
@@ -25,6 +32,12 @@ def ran(how: str, *flags: str, **environment) -> subprocess.CompletedProcess:
   return subprocess.run(['bash', '-c', how.format(command)], env=env, capture_output=True, text=True)
 
 
+@pytest.mark.parametrize(('how', 'printed'), [('{} 2>&-', 'γ True\n'), ('{} >&-', ''), ('{} <&-', 'γ True\n')])
+def test_a_stream_that_is_closed_ends_no_command(how, printed):
+  out = ran(how)
+  assert (out.returncode, out.stdout) == (0, printed) and 'Traceback' not in out.stderr
+
+
 @pytest.mark.parametrize('unbuffered', ['', '1'])
 def test_a_command_whose_output_nobody_reads_ends_as_other_tools_do(unbuffered, tmp_path):
   errors = tmp_path / 'errors'
@@ -32,9 +45,25 @@ def test_a_command_whose_output_nobody_reads_ends_as_other_tools_do(unbuffered, 
   assert out.returncode == 141 and 'rror' not in errors.read_text()
 
 
+def test_any_environment_and_any_encoding_will_do():
+  out = ran('unset HOME XDG_CACHE_HOME; {}', '-OO', TQDM_MININTERVAL='x', PYTHONIOENCODING='ascii')
+  assert (out.returncode, out.stdout) == (0, '\\u03b3 True\n') and says(out.stderr, 'TQDM_', "'x'")
+  assert 'Traceback' not in out.stderr
+
+
 def test_a_disk_without_room_for_what_is_printed_is_one_sentence():
   out = ran('{} >/dev/full')
   assert out.returncode == 1 and says(out.stderr.splitlines()[-1], 'error: ', 'No space left')
+
+
+def test_a_name_that_is_not_utf8_is_refused_at_once(tmp_path, capsys, monkeypatch):
+  run = lambda *argv: commands.run(commands.Parser('speccascade.x', ''), lambda args: 0, argv, 'stopped')
+  assert run('--compilation_cache=x\udcff') == 1
+  assert says(capsys.readouterr().err, r'x\udcff', 'UTF-8')
+  folder = os.fsencode(tmp_path) + b'/\xff'
+  os.mkdir(folder)
+  monkeypatch.chdir(os.fsdecode(folder))
+  assert run() == 1 and says(capsys.readouterr().err, r'\udcff', 'UTF-8')
 
 
 def test_the_recorded_command_is_that_of_one_process_however_its_options_are_written():

@@ -1,4 +1,4 @@
-"""Compiled programs in a folder: a copy of the folder serves as the folder does."""
+"""Compiled programs in a folder: a damaged one is replaced, and a copy of the folder serves as the folder does."""
 
 import shutil
 import subprocess
@@ -22,8 +22,14 @@ def run(folder) -> tuple[str, str]:
   return done.stdout.strip(), done.stderr
 
 
-def test_a_copy_of_the_folder_is_used(tmp_path):
+def test_a_damaged_program_is_replaced_and_a_copy_is_used(tmp_path):
   folder = tmp_path / 'cache'
   assert run(folder) == ('6 0', '')
+  [entry] = folder.glob('*-cache')
+  sound = entry.stat().st_size
+  entry.write_bytes(entry.read_bytes()[: sound // 2])
+  printed, warned = run(folder)
+  assert printed == '6 0' and 'cache entry' in warned
+  assert entry.stat().st_size > sound * 0.9
   shutil.move(folder, tmp_path / 'moved')
   assert run(tmp_path / 'moved') == ('6 1', '')
