@@ -171,10 +171,10 @@ def measure_times(
 def _timers(models: Sequence[Model], width: int, rows: int, source: int, tokens: int) -> dict[Any, Callable]:
   """Return timers of the drafter's, a companion's and the verifier's steps, and by size of the verifier's windows."""
   caches = [timing.filled([m], rows, source, positions(m.network, source, tokens, width)) for m in models]
-  timer = functools.partial(timing.forward_seconds, batch=rows, source=source, tokens=tokens, window=width)
+  timer = functools.partial(timing.passes_seconds, batch=rows, source=source, tokens=tokens, window=width)
 
   def of(i, width, **how):
-    return functools.partial(timer, models[i], width=width, caches=caches[i], **how)
+    return functools.partial(timer, [(models[i], width, 1)], caches=caches[i], **how)
 
   last = len(models) - 1
   made = {'draft': of(0, 1), 'alone': of(last, 1), rows * width: of(last, width)}

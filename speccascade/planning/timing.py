@@ -1,7 +1,7 @@
 """The one timer: calls that are compared take turns, the first turn is not counted, and medians are reported.
 
 It times whatever is callable: a decode, rounds inside the decode loop (`full_rounds`), a forward pass alone
-(`forward_seconds`). With `forced` acceptance a method does the work of a round whatever its models compute.
+(`passes_seconds`). With `forced` acceptance a method does the work of a round whatever its models compute.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -163,11 +163,6 @@ def engine_of(
 
 
 # ---- forward passes alone ----
-
-
-def forward_seconds(model: Model, batch: int = 1, width: int = 1, **sizes) -> Callable[[], float]:
-  """Return a function that times one forward pass of `width` tokens a row, by `passes_seconds` of these sizes."""
-  return passes_seconds([(model, width, 1)], batch, **sizes)
 
 
 def passes_seconds(
