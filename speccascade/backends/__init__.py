@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 import numpy as np
 
-from speccascade.backends.base import Backend, Entry, entry_of, View
+from speccascade.backends.base import Backend, Entry, entry_of, Offsets, View
 from speccascade.backends.cpu import CPU
 from speccascade.backends.gpu import GPU
 from speccascade.backends.limits import memory

@@ -39,6 +39,21 @@ class View(NamedTuple):
     return (distance >= 0) & ((distance < self.window) | (jnp.asarray(self.window) == 0))
 
 
+class Offsets(NamedTuple):
+  """A bias on the scores of S queries and as many slots, by slot minus query: [1, H, 2·S - 1], of 1 - S … S - 1."""
+
+  values: Array
+
+  def of_queries(self, first: Array | int, count: int) -> Array:
+    """Return the bias of some queries [1, H, count, S]; those beyond S have any."""
+    slots = (self.values.shape[-1] + 1) // 2
+    length = slots + count - 1
+    padded = jnp.pad(self.values, ((0, 0), (0, 0), (count, 0)))
+    part = lax.dynamic_slice_in_dim(padded, slots - first, length, -1)  # of query i it is [count - 1 - i :][:slots]
+    rows = jnp.tile(part, (1, 1, count + 1))[..., count - 1 :][..., : count * (length - 1)]  # each begins one earlier
+    return rows.reshape(*part.shape[:-1], count, length - 1)[..., :slots]
+
+
 @dataclasses.dataclass(frozen=True)
 class Backend:
   """The operations that a backend may override; hashable, a static part of a program.
@@ -198,7 +213,9 @@ class Backend:
       return y, (*cache[:layer], entry, *cache[layer + 1 :])
     return y, {name: lax.dynamic_update_index_in_dim(cache[name], entry[name], layer, 1) for name in entry}
 
-  def attend(self, q: Array, entry: Entry, visible: Array, bias: Array | None, *, kv_heads: int, scale: float, cap):
+  def attend(
+    self, q: Array, entry: Entry, visible: Array, bias: Array | Offsets | None, *, kv_heads: int, scale: float, cap
+  ):
     """Return softmax(scale · q·k + bias) · v, the softmax in float32.
 
     Memory grows with B · T, not with B · L · T: many queries go in chunks, of fewer where there are many rows.
@@ -208,7 +225,7 @@ class Backend:
       entry: The slots of a layer.
       visible: How many of the first slots each query of a row sees [B], or a mask [B, 1 or L, T] that is true where a
         slot is seen.
-      bias: [1 or B, H, L, T], added to the scores; None for none.
+      bias: [1 or B, H, L, T] or `Offsets`, added to the scores; None for none.
       kv_heads: K.
       scale: Multiplied with q·k.
       cap: Scores become cap · tanh(score / cap); None for none.
@@ -223,12 +240,13 @@ class Backend:
     devices = 1 if self.layout is None else self.layout.mesh.size
     a_query = rows * heads * mask.shape[-1] // devices
     if length * a_query <= _SCORES or length <= _CHUNK:
+      bias = bias.of_queries(0, length) if isinstance(bias, Offsets) else bias
       return self._attend(q, entry, mask, bias, kv_heads, scale, cap)
     size = max(_LEAST, min(_CHUNK, _SCORES // a_query // _LEAST * _LEAST))
     chunks = -(-length // size)
 
     def split(x, axis):  # one entry of the new first axis a chunk
-      if x is None or x.shape[axis] == 1:
+      if x is None or isinstance(x, Offsets) or x.shape[axis] == 1:
         return None
       pad = [(0, 0)] * x.ndim
       pad[axis] = (0, chunks * size - length)
@@ -236,12 +254,13 @@ class Backend:
       return jnp.moveaxis(x.reshape(*x.shape[:axis], chunks, size, *x.shape[axis + 1 :]), axis, 0)
 
     def one(chunk):
-      queries, masks, biases = chunk
+      number, queries, masks, biases = chunk
       masks = mask if masks is None else masks
-      biases = bias if biases is None else biases
+      if biases is None:
+        biases = bias.of_queries(number * size, size) if isinstance(bias, Offsets) else bias
       return self._attend(queries, entry, masks, biases, kv_heads, scale, cap)
 
-    y = lax.map(one, (split(q, 1), split(mask, 1), split(bias, 2)))  # [chunks, B, size, H, D]
+    y = lax.map(one, (jnp.arange(chunks), split(q, 1), split(mask, 1), split(bias, 2)))  # [chunks, B, size, H, D]
     return jnp.moveaxis(y, 0, 1).reshape(q.shape[0], -1, *q.shape[2:])[:, :length]
 
   def _attend(self, q, entry, mask, bias, kv_heads, scale, cap):

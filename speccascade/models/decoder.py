@@ -10,6 +10,7 @@ import dataclasses
 import functools
 
 from flax import linen as nn
+from jax import lax
 import jax.numpy as jnp
 
 from speccascade.backends import Backend, View
@@ -22,6 +23,7 @@ from speccascade.models.rope import Rope
 from speccascade.types import Array, Cache, Params, Prompt
 
 PLAIN = Rope()
+CHUNK = 1024  # tokens of a prompt that are read at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,6 +181,11 @@ class DecoderModule(nn.Module):
 
   def __call__(self, cache: Cache, tokens: Array, positions: Array, packing=None, kept=()) -> tuple:
     """Feed tokens [B, L]; return logits [B, L, V] and the cache, and with `kept` the states of `kept_states`, too."""
+    x, *rest = self.feed(cache, tokens, positions, packing, kept)
+    return self.scores(x), *rest
+
+  def feed(self, cache: Cache, tokens: Array, positions: Array, packing=None, kept=()) -> tuple:
+    """Return the same with what the head reads [B, L, E] in the place of logits."""
     visible = self._visible(positions)
 
     def body(layer, carry, at):
@@ -189,7 +196,7 @@ class DecoderModule(nn.Module):
     first = self.embed(tokens, positions, packing)
     (x, cache), states = blocks.over_layers(self.layers, body, (first, cache), self._kinds)
     x = self.normed(x)
-    return self.scores(x), cache, *([blocks.kept_states(kept, first, states, x)] if kept else [])
+    return x, cache, *([blocks.kept_states(kept, first, states, x)] if kept else [])
 
   def read(self, tokens: Array, kept=()) -> tuple[Cache, Array | None]:
     """Return the cache of texts [B, L] from their beginning, and with `kept` the states of `kept_states`."""
@@ -284,11 +291,27 @@ class Decoder(Base):
     width = prompt.tokens.shape[1]
 
     def read(w):
+      if w > CHUNK and not kept:
+        return cache_lib.resize(self.backend, self._read_chunks(params, prompt.tokens[:, :w], max_len), max_len), None
       entries, states = self.module.apply({'params': params}, prompt.tokens[:, :w], kept, method='read')
       states = states if states is None else jnp.pad(states, ((0, 0), (0, width - w), (0, 0)))
       return cache_lib.resize(self.backend, entries, max_len), states
 
     return at_width(prompt.length.max() - 1, width, read)  # the last token is fed by the loop
+
+  def _read_chunks(self, params: Params, tokens: Array, slots: int) -> Cache:
+    """Return a cache that has seen texts [B, S], a chunk at a time, with what a chunk takes for memory beside it."""
+    batch, width = tokens.shape
+    chunks = -(-width // CHUNK)
+    tokens = jnp.pad(tokens, ((0, 0), (0, chunks * CHUNK - width))).reshape(batch, chunks, CHUNK)
+
+    def read(cache, chunk):
+      number, tokens = chunk
+      positions = jnp.broadcast_to(number * CHUNK + jnp.arange(CHUNK)[None], tokens.shape)
+      return self.module.apply({'params': params}, cache, tokens, positions, method='feed')[1], None
+
+    cache = self.empty_cache(params, batch, max(slots, chunks * CHUNK))
+    return lax.scan(read, cache, (jnp.arange(chunks), jnp.swapaxes(tokens, 0, 1)))[0]
 
   def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array, packing=None) -> tuple[Array, Cache]:
     """Feed tokens [B, L] at consecutive positions [B, L]; return logits [B, L, V] of the tokens after them."""

@@ -13,7 +13,7 @@ import functools
 from flax import linen as nn
 import jax.numpy as jnp
 
-from speccascade.backends import Backend, View
+from speccascade.backends import Backend, Offsets, View
 from speccascade.models import cache as cache_lib
 from speccascade.models import layers as blocks
 from speccascade.models.base import at_width, Base, without_layers
@@ -71,6 +71,13 @@ class _Part(nn.Module):
     return blocks.RelativeBias(c.heads, c.buckets, c.max_distance, bidirectional, self.dtype)
 
 
+def _of_source(bias: blocks.RelativeBias, slots: int) -> Array | Offsets:
+  """Return the bias of a source's tokens on each other [1, H, S, S], of a long one by their offset."""
+  if slots <= 128:
+    return bias(jnp.arange(slots)[None], slots)
+  return Offsets(bias(jnp.array([[slots - 1]]), 2 * slots - 1)[:, :, 0])
+
+
 class EncoderLayer(_Part):
   """Self-attention and MLP."""
 
@@ -84,7 +91,7 @@ class EncoderLayer(_Part):
 
   def __call__(self, x: Array, length: Array, bias: Array | None) -> Array:
     if bias is None:
-      bias = self.relpos_bias(jnp.arange(x.shape[1])[None], x.shape[1])
+      bias = _of_source(self.relpos_bias, x.shape[1])
     y = self.pre_attention_layer_norm(x)
     x = x + self.attention.attend(y, self.attention.entry(y), length, bias)
     return x + self.mlp(self.pre_mlp_layer_norm(x))
@@ -131,8 +138,7 @@ class Encoder(_Part):
 
   def __call__(self, x: Array, length: Array) -> Array:
     """Return the encoded source [B, S, E]; what lies beyond `length` [B] is padding."""
-    s = x.shape[1]
-    bias = self.relpos_bias(jnp.arange(s)[None], s) if self.config.shared_bias else None  # [1, H, S, S]
+    bias = _of_source(self.relpos_bias, x.shape[1]) if self.config.shared_bias else None
 
     def body(layer, x, _):
       return layer(x, length, bias), None
