@@ -49,6 +49,7 @@ def _parser() -> commands.Parser:
     '--rules', type=commands.listed, default=[], help='replicated or sharded for each model (what is faster)'
   )
   parser.add_argument('--xla', type=options.pair, default=[], action='append', help='an option of XLA, as NAME=VALUE')
+  parser.add_argument('--prefill', action='store_true', help='compile the reading of prompts, too, for its memory')
   parser.add_argument('--scan', action='store_true', help='scan the layers: a program of one layer for all')
   parser.add_argument('--text', type=Path, help="write the program's text to this file")
   parser.add_argument('--json', action='store_true', help='end with one JSON object in a line')
@@ -66,7 +67,7 @@ def _run(args: argparse.Namespace):
   method = method.at(args.batch_size)
   sizes = aot.Sizes(args.batch_size, args.max_prompt_tokens, args.max_new_tokens)
   try:
-    given = options.sampler(args), args.mesh or {}, args.rules, dict(args.xla), args.text
+    given = options.sampler(args), args.mesh or {}, args.rules, dict(args.xla), args.text, args.prefill
     report = program_report.of_topology(args.topology, method, networks, sizes, *given)
   except jax.errors.JaxRuntimeError as error:
     raise RunError(_sentence(error, args)) from error

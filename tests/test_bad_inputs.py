@@ -828,6 +828,7 @@ COMMANDS = {
   ],
   'compile': [
     ([], '--models'),
+    (['--models', 't5_small_xl', '--dtype=int8,int8,int8'], ('int8,int8,int8', '2 models')),
     (['--models', 'a', 'b', 'c'], ('a is no config.json', 'each model')),
     (['--models=a'], "'a'"),
     (['--models=a', '--mesh=model'], ("'model'", 'data=1,model=4')),

@@ -94,6 +94,7 @@ PAIRS = {  # drafter and verifier
   't5_small_xl': (t5, 'small', 'xl'),
   't5_small_xxl': (t5, 'small', 'xxl'),
   'llama_68m_7b': (llama, '68m', '7b'),
+  'llama_68m_13b': (llama, '68m', '13b'),
   'llama_7b_70b': (llama, '7b', '70b'),
   'mistral_7b_8x7b': (mistral, '7b', '8x7b'),
   'qwen3_0.6b_30b_a3b': (qwen3, '0.6b', '30b_a3b'),

@@ -189,6 +189,26 @@ def compiled(method, networks, sizes: Sizes, sampler: Sampler, placement: Placem
   return compile_for(platform, run, args, dict(backend.xla) | (options or {}))
 
 
+def reading_bytes(networks, sizes: Sizes, placement: Placement, platform: str, slots: int) -> int:
+  """Return the bytes that a chip needs beside weights to read a batch's prompts: of the network that needs the most."""
+
+  def of_network(number: int, network: Network) -> int:
+    rules = placement.rules[number] if placement.rules else None
+    specs = sharding.specs(network, placement.mesh, rules)
+    backend, layout = backends.named(platform), None
+    if placement.mesh.size > 1:
+      layout = sharding.planned([network], placement.mesh, [specs], sizes.batch, 1, network.vocab_size)
+      backend = backend.on_mesh(layout)
+    params = placement.put(jax.eval_shape(backend.prepare, parameters(network)), specs)
+    prompt = Prompt(np.zeros((sizes.batch, sizes.source), np.int32), np.zeros(sizes.batch, np.int32))
+    prompt = placement.put(prompt, None if layout is None else layout.rows(prompt))
+    program = compile_for(platform, loop.prefill, (network.on(backend), params, prompt, slots, layout))
+    memory = program.memory_analysis()
+    return memory.temp_size_in_bytes + memory.output_size_in_bytes
+
+  return max(of_network(i, network) for i, network in enumerate(networks))
+
+
 def compile_for(platform: str, run: Any, args: Sequence, options: Mapping[str, Any] = {}):
   """Return a jitted function, compiled for the chips that its arguments lie on."""
   folder = jax.config.jax_compilation_cache_dir

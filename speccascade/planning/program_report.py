@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from speccascade import Sampler
+from speccascade.engine import loop
+from speccascade.engine.lowering import lower
 from speccascade.host import storage
 from speccascade.planning import aot, hlo, rounds
 from speccascade.types import Network
@@ -111,6 +113,10 @@ def show(figures: dict[str, Any], chip: aot.Chip) -> None:
   print(f'temporaries     {gib(figures["temp_bytes"])}; results in new memory {gib(figures["output_bytes"])}')
   of = f'{gib(figures["used_bytes"])} of {gib(figures["memory_bytes"])}'
   print(f'a chip          {of}; by this about {figures["rows_that_fit"]} rows fit')
+  if 'reading_bytes' in figures:
+    print(
+      f'to read prompts {gib(figures["reading_bytes"])}, the new caches among them, of the model that needs the most'
+    )
   anew = f'{figures["entry_relayouts"]} weights ({gib(figures["entry_relayout_bytes"])})'
   print(f'laid out anew   {anew} and {figures["entry_cache_relayouts"]} other arguments, before the loop')
   print(f'in a round      {figures["row_loops"]} loops over rows, {figures["cache_copies"]} copies of complete caches')
@@ -145,6 +151,7 @@ def of_topology(
   rules: Sequence[str] = (),
   options: Mapping[str, str] = {},
   text: Path | None = None,
+  prefill: bool = False,
 ) -> dict[str, Any]:
   """Compile a method's loop for the chips of a topology and return its report.
 
@@ -158,10 +165,15 @@ def of_topology(
     rules: 'replicated' or 'sharded' for each model.
     options: Of XLA.
     text: A file that the program's text is written to.
+    prefill: Whether the reading of the prompts is compiled, too.
   """
   placement = aot.Placement(aot.describe(topology).devices, dict(mesh), rules)
   platform = 'cuda' if topology.startswith('h100') else 'tpu'
   program = aot.compiled(method, networks, sizes, sampler, placement, platform, dict(options))
   if text is not None:
     storage.write(text, program.as_text())
-  return report(program, method, networks, sizes, aot.chip_of(topology), placement)
+  found = report(program, method, networks, sizes, aot.chip_of(topology), placement)
+  if prefill:
+    slots = loop.positions(networks[-1], sizes.source, sizes.tokens, lower(method).window)
+    found['reading_bytes'] = aot.reading_bytes(networks, sizes, placement, platform, slots)
+  return found

@@ -63,6 +63,16 @@ def test_a_round_for_a_tpu_has_no_row_loops_no_cache_copies_and_no_weights_laid_
     assert sum(found[f'cycles_by_{kind}'].values()) == pytest.approx(found['simulated_cycles'], rel=0.01)
 
 
+@pytest.mark.full
+def test_a_round_of_int8_reads_a_byte_a_weight(pair, capsys):
+  pytest.importorskip('libtpu')
+  args = ('--topology', 'v5e:2x2', '--models', *pair, *ASKED['speculative'], '--prefill', '--dtype')
+  short, long = (run(capsys, *args, dtype) for dtype in ('int8', 'bfloat16'))
+  assert (short['row_loops'], short['cache_copies'], short['entry_relayouts']) == (0, 0, 0)
+  assert short['arguments']['weights'] < 0.6 * long['arguments']['weights']
+  assert short['traffic_cycles'] < 0.75 * long['traffic_cycles'] and short['reading_bytes'] > 0
+
+
 @pytest.mark.parametrize('method', ['autoregressive', 'opt'])
 def test_a_round_for_a_gpu_has_no_row_loops_no_cache_copies_and_no_weights_laid_out_anew(pair, capsys, method):
   pytest.importorskip('jax_cuda12_plugin')
