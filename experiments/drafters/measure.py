@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import speccascade
@@ -50,7 +51,7 @@ def numbered(q, p, *, which, alpha):
   def asked(rule):
     return rules.target(functools.partial(rule, alpha=alpha), [q.logits, p.logits], q.sampler).probs
 
-  return jax.lax.switch(which.astype(int), [functools.partial(asked, rule) for rule in RULES])
+  return jax.lax.switch(jnp.int32(which), [functools.partial(asked, rule) for rule in RULES])
 
 
 def drafter_of(name: str, pair, folder: Path):
