@@ -837,6 +837,7 @@ COMMANDS = {
     (['--models', '{tmp}/file', '{tmp}/file'], ('{tmp}/file', 'JSON')),
     (['--models=a', f'--max_new_tokens={2**63}'], ('--max_new_tokens', str(2**63))),
     (['--models=a', '--text={tmp}'], '{tmp} is a folder'),
+    (['--models=t5_small_xl', '--mask_token=99999'], ('mask_token=99999', '32127')),
     (['--models=a', '--text={tmp}/file/x'], ('{tmp}/file/x', 'choose another')),
   ],
   'decode': [
