@@ -80,6 +80,7 @@ class Network:
     max_positions: How many positions there are; None if they are unbounded.
     context: Beyond how many positions the distributions are not to be trusted; None if that is not known.
     packs: Whether `extend` takes another argument, a `models.packing.Packing` of its window.
+    remembers: Whether `remember` changes the parameters.
     drafts_only: Whether the network proposes tokens and cannot verify.
     scan: Whether the parameters of all layers are stacked.
     depth: The number of layers that `first_layers` chooses from; 0 where there is no early exit.
@@ -99,6 +100,7 @@ class Network:
   max_positions: int | None = None
   context: int | None = None
   packs: bool = False
+  remembers: bool = False
   drafts_only: bool = False
   scan: bool = False
   depth: int = 0
@@ -159,6 +161,10 @@ class Network:
   def first_layers(self, params: Params, layers: int) -> tuple['Network', Params]:
     """Return the network of the first layers, where it has `depth`, and its parameters."""
     raise NotImplementedError
+
+  def remember(self, params: Params, texts: Sequence[tuple[Any, int]]) -> Params:
+    """Return the parameters after texts of the same call that have ended: tokens, and where the output begins."""
+    return params
 
   def param_shapes(self) -> Params | None:
     """Return the shapes and dtypes of the parameters, which reading checkpoints and meshes need; None if not known."""

@@ -58,6 +58,7 @@ class Engine:
     self.weights = given, self.params  # a backend's copies, and what they were made of
     networks = tuple(s.network for s in slots)
     self.program = loop.Program(networks, cache_slots(slots), buffer, self.vocab, backend, job.trace, self.needs.top)
+    self.remembers = any(n.remembers for n in networks)
     self.fits = set()  # how many prompts may be read at once
     self.processor = validate.check_processor(job.processor, self.vocab, buffer)
     self.rounds_at_once = ROUNDS
@@ -125,6 +126,11 @@ class Engine:
     stop_at = np.array([ended, now], np.int32)
     state, packed = run(self.program, self.method, self.params, state, stop, stop_at, self.processor)
     return Running(state, packed, ended, rounds - now)
+
+  def remember(self, texts: Sequence[tuple[np.ndarray, int]]):
+    """Let the networks that remember outputs have those that ended: tokens, and where the output begins."""
+    networks = self.program.networks
+    self.params = tuple(n.remember(p, texts) for n, p in zip(networks, self.params, strict=True))
 
   def collect(self, running: Running) -> tuple[State, dict[str, Any]]:
     """Wait for the device, some rounds at a time so that Ctrl-C and SIGTERM are answered.

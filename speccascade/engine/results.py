@@ -87,6 +87,10 @@ class RowReader:
     row = self.rows[index]
     return bool(row.stop) and self._at_stop(row, self._tokens(index, batch, at)) is not None
 
+  def tokens(self, index: int, batch: dict, at: int) -> tuple[np.ndarray, int]:
+    """Return the tokens of a row, of a decoder-only model with its prompt, and where the output begins."""
+    return batch['tokens'][at, : batch['length'][at]], self._start(index)
+
   def row(self, index: int, batch: dict, at: int) -> Row:
     """Return a row, its finish reason None where it goes on."""
     row = self.rows[index]

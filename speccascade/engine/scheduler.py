@@ -2,7 +2,7 @@
 
 The loop is left when an eighth of the rows in use has ended. The rows that ended are given to the next prompts, whose
 caches are computed some prompts at a time. When rows change hands is decided by what the loop did, never by the clock,
-so that a run and its repetition have the same batches.
+so that a run and its repetition have the same batches. Networks that remember outputs are given those that ended, too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -136,6 +136,8 @@ def serve(
     stop = np.isin(np.arange(size), ended)
     shown = queue.used if unfinished else ended
     outcomes = [(int(queue.request_of[row]), batch, row) for row in shown]
+    if engine.remembers:
+      engine.remember([reader.tokens(int(queue.request_of[r]), batch, r) for r in ended])
     queue.free(ended)
   yield read(outcomes)
 

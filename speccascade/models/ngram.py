@@ -2,30 +2,50 @@
 
 Its proposals are certain, q̃ one-hot. Where the last token has not occurred before, or the proposal is forbidden, it is
 uniform over what is allowed: drafting with `policy=stopping.Fallback(0.5)` then proposes nothing.
+
+With a memory it also looks in earlier outputs, of which the latest tokens are kept in `params`. Before it starts
+further rounds, the host adds those that have ended.
 """
 
+from collections.abc import Sequence
 import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
 
+from speccascade.backends import sharding
 from speccascade.backends.ops import take
-from speccascade.types import Array, Model, Network, Prompt
+from speccascade.types import Array, checked_int, Model, Network, Prompt
 
 _LOW = -1e4  # of what is not proposed: probability 0, but finite, for where the proposal is forbidden
 
 
 @dataclasses.dataclass(frozen=True)
 class NGram(Network):
-  """Match up to `longest` last tokens, the longest match first, the latest on ties."""
+  """Match up to `longest` last tokens, the longest match first, the latest on ties, own text before the memory's."""
 
   vocab_size: int
   longest: int = 3
   eos_ids: tuple[int, ...] = ()
   start_id: int | None = None
   max_positions: int | None = None
+  memory: int = 0  # tokens of earlier outputs that are kept
 
   drafts_only = True
+
+  @property
+  def remembers(self) -> bool:
+    return self.memory > 0
+
+  def remember(self, params, texts: Sequence[tuple[np.ndarray, int]]):
+    """Return the parameters with further texts, each behind the last tokens of its prompt, the oldest left out."""
+    if not texts:
+      return params
+    parts = (np.append(tokens[max(0, start - self.longest) :], -1) for tokens, start in texts)
+    kept = np.concatenate([np.asarray(params['memory']), *parts])[-self.memory :].astype(np.int32)
+    return {'memory': jax.device_put(kept, params['memory'].sharding)}
 
   def prefill(self, params, prompt: Prompt, max_len: int):
     """Keep the text: a source of S + 1 slots (empty for a decoder-only run), then `max_len` slots."""
@@ -39,8 +59,12 @@ class NGram(Network):
 
   def extend(self, params, cache, tokens: Array, positions: Array):
     slots = jax.vmap(jax.lax.dynamic_update_slice)(cache['slots'], tokens, positions[:, :1])
-    text = jnp.concatenate([cache['source'], slots], 1)  # [B, N]
-    end = positions + cache['source'].shape[1]
+    before = cache['source']
+    if self.remembers:
+      memory = jnp.broadcast_to(params['memory'][None], (tokens.shape[0], self.memory))
+      before = jnp.concatenate([memory, before], 1)
+    text = jnp.concatenate([before, slots], 1)  # [B, N]
+    end = positions + before.shape[1]
     length = self._matches(text, end)  # [B, L, N]
     slot = jnp.arange(text.shape[1])[None, None]
     best = jnp.argmax(length * text.shape[1] + jnp.where(length > 0, slot, 0), -1)
@@ -64,8 +88,23 @@ class NGram(Network):
     return jnp.where((after >= 0) & (slot < end[..., None]), length, 0)
 
 
-def drafter(model: Model, longest: int = 3) -> Model:
-  """Make a prompt-lookup drafter for a model: same vocabulary, same tokenizer."""
+def drafter(model: Model, longest: int = 3, *, memory: int = 0) -> Model:
+  """Make a prompt-lookup drafter for a model: same vocabulary, same tokenizer.
+
+  Args:
+    model: The model that it drafts for.
+    longest: How many of the last tokens are compared at most.
+    memory: How many tokens of earlier outputs are kept to look them up, too; those of a call are forgotten after it.
+  """
   net = model.network
-  network = NGram(net.vocab_size, longest, net.eos_ids, net.start_id, net.max_positions)
-  return Model({}, network, model.tokenizer, name='ngram')
+  memory = checked_int('memory', memory, least=0)
+  network = NGram(net.vocab_size, longest, net.eos_ids, net.start_id, net.max_positions, memory)
+  params = {'memory': jnp.full(memory, -1, jnp.int32)} if memory else {}
+  if (mesh := sharding.shared([model])) is not None:
+    params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+  return Model(params, network, model.tokenizer, name='ngram')
+
+
+def remembering(drafter: Model, outputs: Sequence[Sequence[int]]) -> Model:
+  """Return a prompt-lookup drafter whose memory has further outputs, as those of an earlier call."""
+  return drafter.replace(params=drafter.network.remember(drafter.params, [(np.asarray(x), 0) for x in outputs]))

@@ -17,7 +17,7 @@ from tiers import quick
 from vocabularies import byte_level
 
 import speccascade
-from speccascade import embedded, methods, Request, rules, Sampler
+from speccascade import embedded, methods, Request, rules, Sampler, stopping
 from speccascade.backends import limits
 from speccascade.engine import engine, inputs, loop, requests, results, validate
 from speccascade.engine.job import Job
@@ -167,6 +167,36 @@ def test_samples_of_a_prompt_lookup_share_its_empty_cache():
   models = [ngram.drafter(LARGE), LARGE]
   both = run(METHODS['speculative'], models, Request([1, 2, 1], n=2), seed=1)
   assert both.tokens[0] == run(METHODS['speculative'], models, Request([1, 2, 1]), seed=1).tokens[0]
+
+
+@pytest.mark.parametrize('encoder', [False, True])
+def test_a_prompt_lookup_that_remembers_drafts_repeated_tasks_and_changes_no_greedy_text(encoder):
+  large = toy.model(3, 61, order=2, scale=3.0, encoder=encoder)
+  prompts = [[i, i + 1] for i in range(4)] * 3
+  method = methods.speculative(block=4, policy=stopping.Fallback(0.5))
+  decoded = functools.partial(run, method, prompts=prompts, max_new_tokens=24, batch_size=2)
+  greedy, coupled = Sampler(0.0), Sampler(1.0, coupling='gumbel')
+  plain, kept, little = (decoded(models=[ngram.drafter(large, memory=n), large], sampler=greedy) for n in (0, 512, 16))
+  assert plain.tokens == kept.tokens == little.tokens
+  first, later = (lambda x: x.stats.accepted[:4].sum(), lambda x: x.stats.accepted[4:].sum())
+  assert later(kept) > 2 * later(plain) + 40 and later(kept) > first(kept) and later(little) < later(kept)
+  again = decoded(models=[ngram.remembering(ngram.drafter(large, memory=512), plain.tokens), large], sampler=greedy)
+  assert again.tokens == plain.tokens and first(again) > first(kept) + 10
+  texts = [decoded(models=[ngram.drafter(large, memory=n), large], sampler=coupled).tokens for n in (0, 512)]
+  assert texts[0] == texts[1]
+
+
+def test_a_memory_has_the_latest_texts_and_none_follows_another():
+  model = ngram.drafter(LARGE, 2, memory=6)
+  ended = [(np.array([5, 4, 3, 2, 1]), 3), (np.array([6]), 0)]
+  assert model.network.remember(model.params, ended)['memory'].tolist() == [3, 2, 1, -1, 6, -1]
+  positions = jnp.arange(2)[None]
+  cache = model.network.empty_cache(model.params, 1, 4)
+  after = lambda *tokens: model.network.extend(
+    model.network.remember(model.params, ended), cache, jnp.array([tokens]), positions
+  )[0][0, -1]
+  assert after(3, 2).argmax() == 1 and after(0, 2).argmax() == 1
+  assert (after(0, 1) == 0).all() and (after(1, 6) == 0).all()  # the ends of texts
 
 
 def test_likeliest_tokens_are_those_of_the_verifier():
