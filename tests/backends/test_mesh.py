@@ -53,13 +53,14 @@ def run(script: str, *args: str) -> list[dict]:
   return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def check(cases: list[str], accepts: bool = True, others: tuple[str, ...] = ()) -> list[dict]:
-  """Check that cases are the same on a mesh; return what other cases of the same process say."""
+def check(*groups: list[str], accepts: bool = True, others: tuple[str, ...] = ()) -> list[dict]:
+  """Check that groups of cases are the same on a mesh; return what other cases of the same process say."""
+  cases = [case for group in groups for case in group]
   found = run('mesh_cases.py', *cases, *others)
   same = found[: len(cases)]
   assert [x['case'] for x in same] == cases
   assert not [x['case'] for x in same if not x['tokens'] or x['differ']]
-  assert not accepts or any(x['accepted'] for x in same)
+  assert not accepts or all({*group} & {x['case'] for x in same if x['accepted']} for group in groups)
   return found[len(cases) :]
 
 
@@ -71,20 +72,22 @@ def test_a_mesh_decodes_what_one_device_decodes():
 
 
 @pytest.mark.full
-def test_phases_of_each_kind_are_the_same_on_a_mesh():
+def test_phases_of_each_kind_and_drafters_of_another_are_the_same_on_a_mesh():
   names = ['cos of three', 'block verification', 'bild', 'sv']
-  check([f'{("t5", "decoder")[i % 2]}:{name}:{i // 2}:{MESHES[i]}:queue' for i, name in enumerate(names)])
+  phases = [f'{("t5", "decoder")[i % 2]}:{name}:{i // 2}:{MESHES[i]}:queue' for i, name in enumerate(names)]
+  check(phases, ['decoder:head:1:2x4:batch', 't5:one pass:0:4x2:queue'])
 
 
 @pytest.mark.full
-def test_a_head_and_a_drafter_in_one_pass_are_the_same_on_a_mesh():
-  check(['decoder:head:1:2x4:batch', 't5:one pass:0:4x2:queue'])
-
-
-@pytest.mark.full
-def test_coupled_texts_are_the_same_on_a_mesh():
+def test_coupled_texts_families_and_a_kernel_for_the_heads_of_each_chip_are_the_same_on_a_mesh():
   cases = ['t5:speculative:1:2x4:queue', 'decoder:opt:1:4x2:batch:distributions', 't5:cos of two:1:1x8:batch']
-  check([f'{case}:gumbel' for case in cases])
+  coupled = [f'{case}:gumbel' for case in cases]
+  others = {'gpt_neox': '1x8', 'stablelm': '1x8', 'mixtral': '2x2x2', 'qwen3_moe': '2x2x2'}
+  families = [
+    [f'{family}:speculative:{t}:{shape}:queue' for t, shape in enumerate(('2x4', other))]
+    for family, other in others.items()
+  ]
+  check(coupled, *families, ['t5 on tpus:opt:0:2x4:queue', 'decoder on tpus:opt:1:4x2:batch'])
 
 
 @pytest.mark.long
@@ -111,18 +114,6 @@ def test_made_drafters_and_scanned_layers_are_the_same_on_a_mesh():
   ]
   cases += [f'decoder:layerskip:{t}:{m}:{k}' for t, m, k in ((0, '2x4', 'batch'), (1, '4x2', 'queue'))]
   check(cases + [f't5 scanned:speculative:{t}:{m}:queue' for t, m in ((0, '1x8'), (1, '2x4'))])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize('family', ['gpt_neox', 'stablelm', 'mixtral', 'qwen3_moe'])
-def test_a_family_is_the_same_on_a_mesh(family):
-  shapes = ('2x4', '1x8') if family in ('gpt_neox', 'stablelm') else ('2x4', '2x2x2')
-  check([f'{family}:speculative:{t}:{shape}:queue' for t, shape in enumerate(shapes)])
-
-
-@pytest.mark.full
-def test_a_kernel_for_the_heads_of_each_chip_is_the_kernel_for_all():
-  check(['t5 on tpus:opt:0:2x4:queue', 'decoder on tpus:opt:1:4x2:batch'])
 
 
 @pytest.mark.long

@@ -109,8 +109,8 @@ def check_statistics(method, out):
 @pytest.mark.parametrize('name', quick(METHODS, FIRST, [n for n in METHODS if n not in LIKE_OTHERS]))
 def test_greedy_decoding_is_the_lockstep_version_token_for_token(name):
   method, models, step = METHODS[name]
-  out = decode(method, models, PROMPTS, max_new_tokens=17, sampler=Sampler(0.0))
-  assert out.tokens == [follow(step(models, temperature=0), p, 17) for p in PROMPTS]
+  out = decode(method, models, PROMPTS, max_new_tokens=16, sampler=Sampler(0.0))
+  assert out.tokens == [follow(step(models, temperature=0), p, 16) for p in PROMPTS]
   check_statistics(method, out)
 
 
@@ -251,7 +251,7 @@ def test_encoder_decoder_rows_read_their_own_source():
 @pytest.mark.parametrize('name', [name for name in FIRST if name not in COMPANY])
 def test_statistics_add_up(name):
   method, models, _ = METHODS[name]
-  check_statistics(method, decode(method, models, PROMPTS, max_new_tokens=17, seed=1))
+  check_statistics(method, decode(method, models, PROMPTS, max_new_tokens=16, seed=1))
 
 
 def test_a_model_that_agrees_with_itself_is_never_rejected():
@@ -271,7 +271,7 @@ def test_a_model_that_agrees_with_itself_is_never_rejected():
 def test_a_draft_that_a_policy_ends_takes_no_further_step(temperature):
   def computed(policy):
     method, sampler = methods.speculative(block=4, policy=policy), Sampler(temperature)
-    s = decode(method, PAIR, PROMPTS, max_new_tokens=17, sampler=sampler).stats
+    s = decode(method, PAIR, PROMPTS, max_new_tokens=16, sampler=sampler).stats
     return s.computed[0], s.rounds.max()
 
   short, rounds = computed(stopping.Confidence(1.0))  # one token a draft: no step after the window that catches up
@@ -305,12 +305,12 @@ def deferrals(out, models):
   ids=lambda x: x.name if isinstance(x, methods.Method) else str(len(x)),
 )
 def test_deferrals_are_counted_where_the_rule_defers(method, models):
-  out = decode(method, models, PROMPTS, max_new_tokens=17)
+  out = decode(method, models, PROMPTS, max_new_tokens=16)
   assert out.stats.deferred.tolist() == deferrals(out, models) and out.stats.deferred.sum() > 0
 
 
 def test_a_token_cascade_counts_the_tokens_that_the_verifier_wrote():
-  out = decode(methods.token_cascade(functools.partial(rules.chow, alpha=0.5), 3), PAIR, PROMPTS, max_new_tokens=17)
+  out = decode(methods.token_cascade(functools.partial(rules.chow, alpha=0.5), 3), PAIR, PROMPTS, max_new_tokens=16)
   written = [sum(source < 0 for source in of_text) for of_text in out.stats.source]
   assert out.stats.deferred.tolist() == written and sum(written) > 0
 
@@ -331,7 +331,7 @@ def test_deferrals_are_unknown_where_nothing_decides_them(method):
 
 def test_what_is_recorded_of_tokens_is_of_the_round_that_tested_them():
   """Where models take turns, pending tokens move to the front of the window as soon as those before are committed."""
-  out = decode(methods.cos(rules.speculative, (3, 1)), PAIR, PROMPTS, max_new_tokens=17, trace=True)
+  out = decode(methods.cos(rules.speculative, (3, 1)), PAIR, PROMPTS, max_new_tokens=16, trace=True)
   assert {int(x) for of_text in out.stats.source for x in of_text} == {0, 1, RESIDUAL}
   for prompt, tokens, noted in zip(PROMPTS, out.tokens, out.logprobs):
     for m, model in enumerate(PAIR):
@@ -464,7 +464,7 @@ def test_masked_logits_are_no_fault():
   table = np.asarray(LARGE.params['table']).copy()
   table[:, 2] = -np.inf
   masked = LARGE.replace(params={**LARGE.params, 'table': jnp.asarray(table)})
-  out = decode(methods.speculative(block=3), [SMALL, masked], PROMPTS, max_new_tokens=17)
+  out = decode(methods.speculative(block=3), [SMALL, masked], PROMPTS, max_new_tokens=16)
   assert all(2 not in tokens for tokens in out.tokens)
 
 

@@ -75,9 +75,8 @@ BACKENDS = {'plain': backends.Backend(), **backends.by_name()}
 ENDING = [n for n in METHODS if n != 'FLy']  # which reads the distributions after an end, too
 ENDINGS = [(n, t, 'plain') for n in ENDING for t in ('T=0', 'T=1')]
 ENDINGS += [(n, t, b) for n in ENDING for t in ('T=0', 'T=1') for b in BACKENDS if b != 'plain' and n in KINDS]
-MORE_ENDINGS = [
-  (n, t, b) for n, t, b in ENDINGS if t == 'T=1' and (b == 'plain' and n not in OTHER_RULES or n == 'speculative opt')
-]
+MORE_ENDINGS = [('speculative opt', 'T=1', b) for b in BACKENDS]
+MORE_ENDINGS += [(n, 'T=1', 'plain') for n in ('one pass', 'translated cos', 'speculative speculative')]
 
 
 def automaton(logits, tokens, count):
