@@ -2,14 +2,15 @@
 
 python experiments/coupling/measure.py SHARED [--sentences 1000] [--problems 500] [--dtype float32] [--batch_size 16]
     [--families t5_multi30k llama_sums] [--targets 'the verifier' OPT ...] [--methods 'γ = 5' cos ...]
-    [--couplings gumbel maximal]
-    [--ties 512]    # of texts that differ the two largest log π + noise, among so many likely tokens; on Multi30k
+    [--couplings gumbel maximal] [--repeats 3]    # how often each is decoded again, for tokens a second
+    [--ties 512]    # of texts that differ the two largest log π + noise, of so many likely tokens
 """
 
 import argparse
 import functools
 import gzip
 import json
+import time
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +94,8 @@ def measure(family: str, models, prompts: list[str], new_tokens: int, coupling: 
         continue
       used = [ngram.drafter(models[-1]), models[-1]] if name == LOOKUP else models
       sampler = Sampler(1.0, coupling=coupling)
-      out = decode(method, used, asked, max_new_tokens=new_tokens, sampler=sampler, batch_size=args.batch_size)
+      how = dict(max_new_tokens=new_tokens, sampler=sampler, batch_size=args.batch_size)
+      out = decode(method, used, asked, **how)
       lockstep = lockstep or out
       accepted = out.stats.accepted.sum() / max(1, out.stats.tested.sum())
       calls = out.stats.emitted.sum() / max(1, out.stats.calls[-1].sum())
@@ -103,7 +105,11 @@ def measure(family: str, models, prompts: list[str], new_tokens: int, coupling: 
         f'{len(others)} of {len(prompts)} differ',
         flush=True,
       )
-      if args.ties and out is not lockstep:
+      if args.repeats:
+        start = time.process_time()
+        repeated = [decode(method, used, asked, **how).stats.emitted.sum() for _ in range(args.repeats)]
+        print(f'  {sum(repeated) / (time.process_time() - start):.1f} tokens a second of the CPU', flush=True)
+      if args.ties and target == 'the verifier' and out is not lockstep:
         show_ties(lockstep, out, others)
 
 
@@ -119,6 +125,7 @@ def main():
   parser.add_argument('--methods', nargs='+', help='besides the lockstep (all)')
   parser.add_argument('--couplings', nargs='+', default=['gumbel', 'maximal'])
   parser.add_argument('--batch_size', type=int, default=16)
+  parser.add_argument('--repeats', type=int, default=0)
   parser.add_argument('--ties', type=int, default=0)
   args = parser.parse_args()
   problems = lines(f'{args.shared}/data/sums/test_first600.jsonl.gz', args.problems)
