@@ -75,7 +75,9 @@ def main():
         sums, counts = (values * here).sum(1), here.sum(1)
         draws = intervals.draws(0, COUNT)
         low, high = intervals.interval((draws @ sums) / (draws @ counts))
-        key = dict(drafter=name, target=[*TARGETS][k % len(TARGETS)], temperature=1 - k // len(TARGETS), depth=depth)
+        key = dict(
+          drafter=name, target=[*TARGETS][k % len(TARGETS)], temperature=1 - k // len(TARGETS), depth=int(depth)
+        )
         numbers = dict(acceptance=sums.sum() / counts.sum(), low=low, high=high)
         lines.append(key | {name: f'{number:.4f}' for name, number in numbers.items()})
     print(*lines[-2 * len(TARGETS) * len(set(depths)) :], sep='\n', flush=True)

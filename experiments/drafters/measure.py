@@ -76,8 +76,8 @@ def prompts_of(shared: Path, family: str, count: int) -> list[str]:
   return [f'Question: {json.loads(line)["question"]}\nAnswer:' for line in lines]
 
 
-def row_of(out, lockstep: list) -> dict:
-  """Return what is measured of texts; the drafter is model 2, the verifier model 1."""
+def row_of(out, lockstep: list | None) -> dict:
+  """Return what is measured of texts, also next to the lockstep's; the drafter is model 2, the verifier model 1."""
   s = out.stats
   weights = intervals.draws(0, len(out.tokens))
 
@@ -89,7 +89,8 @@ def row_of(out, lockstep: list) -> dict:
   row |= {f'accepted_{k + 1}': s.accepted_at[:, k].sum() / max(s.tested_at[:, k].sum(), 1) for k in range(BLOCK)}
   row |= {'drafter_calls_per_round': s.calls[2].sum() / s.rounds.sum()}
   row |= {'verifier_calls_per_token': s.calls[1].sum() / s.emitted.sum()}
-  return row | {'as_lockstep': sum(a == b for a, b in zip(out.tokens, lockstep)), 'texts': len(out.tokens)}
+  same = float('nan') if lockstep is None else sum(a == b for a, b in zip(out.tokens, lockstep, strict=True))
+  return row | {'as_lockstep': same, 'texts': len(out.tokens)}
 
 
 def main():
@@ -123,7 +124,7 @@ def main():
         policy = stopping.Fallback(0.5) if name == 'lookup' else stopping.Policy()
         method = methods.speculative(rule(target), block=BLOCK, drafter=2, policy=policy)
         out = write(method, [*pair, drafter], sampler=SAMPLERS[sampler])
-        row = row_of(out, lockstep(sampler, target) if sampler != 'T=1' else [])
+        row = row_of(out, lockstep(sampler, target) if sampler != 'T=1' else None)
         append(args.out, key | {name: f'{number:.5g}' for name, number in row.items()})
 
 
