@@ -210,7 +210,7 @@ def test_what_is_not_bound_is_asked_for(tmp_path):
 
 
 def test_a_mistake_inside_names_the_scope(tmp_path):
-  assert 'settings has blok, but speculative takes rule, block, policy, accept, pair (config scope opt)' in built_error(
+  assert 'settings has blok, but speculative takes rule, block, policy, accept, pair, drafter (config scope opt)' in built_error(
     GOOD.replace("'block'", "'blok'"), tmp_path
   )
 
