@@ -2,10 +2,10 @@
 
 Row p joins the feature of position p - 1 with the token at p. Row 0 has no feature: it is never attended to.
 
-  EAGLE-1  x = fc [e; f], a layer without an input norm; f is what the verifier's head reads, and so is the result
-  EAGLE-3  g = fc [three states]; the layer reads [norm e; norm g] and adds to g; an own norm and an own head, perhaps
-           over a part of the vocabulary
-  MTP      x = fc [norm b; norm e], a layer as the verifier's, an own norm; b is the last state before the final norm
+* EAGLE-1: x = fc [e; f], a layer without an input norm. f is what the verifier's head reads, and so is the result.
+* EAGLE-3: g = fc [three states]. The layer reads [norm e; norm g] and adds to g. It has a norm and a head of its own,
+  perhaps over a part of the vocabulary.
+* MTP: x = fc [norm b; norm e], a layer as the verifier's, a norm of its own. b is the last state before the final norm.
 
 Axis letters: B batch, L new tokens, T slots, E embedding, V vocabulary, D draft vocabulary.
 """

@@ -6,9 +6,9 @@ verifier's features end; the head goes on with its own, and reads the tokens tha
 
 The verifier is wrapped too, so that it keeps the features. Both read and write one cache, as an early exit does:
 
-  model     the verifier's keys and values
-  head      the head's
-  features  [B, RING, D] the latest ones, that of position p at p mod RING
+* model: the verifier's keys and values;
+* head: the head's;
+* features [B, RING, D]: the latest ones, that of position p at p mod RING.
 
 Only the last features are ever read, so the ring is all that the text costs. What either network writes beyond what it
 was fed is written again before it is read.

@@ -210,9 +210,8 @@ def test_what_is_not_bound_is_asked_for(tmp_path):
 
 
 def test_a_mistake_inside_names_the_scope(tmp_path):
-  assert 'settings has blok, but speculative takes rule, block, policy, accept, pair, drafter (config scope opt)' in built_error(
-    GOOD.replace("'block'", "'blok'"), tmp_path
-  )
+  takes = 'settings has blok, but speculative takes rule, block, policy, accept, pair, drafter (config scope opt)'
+  assert takes in built_error(GOOD.replace("'block'", "'blok'"), tmp_path)
 
 
 def test_includes_may_be_next_to_and_above_the_file_and_on_the_search_path(tmp_path):
