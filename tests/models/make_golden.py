@@ -95,7 +95,7 @@ CONFIGS = {
   'mt5': {'model_type': 'mt5', **_T5, 'tie_word_embeddings': False},
 }
 _HERE = {config['model_type'] for config in CONFIGS.values()}
-CONFIGS |= {n: {'model_type': n, **f.tiny} for n, f in FAMILIES.items() if f.tiny and n not in _HERE}
+CONFIGS |= {n: {'model_type': n, **f.tiny} for n, f in FAMILIES.items() if f.hf and n not in _HERE}
 
 
 def reference(config: dict, tensors: dict[str, np.ndarray]):

@@ -69,7 +69,7 @@ VARIANTS = {
     },
   },
 }
-CASES = {name: (family, family.tiny) for name, family in hf.FAMILIES.items() if family.tiny} | {
+CASES = {name: (family, family.tiny) for name, family in hf.FAMILIES.items() if family.hf} | {
   f'{name}_{variant}': (hf.FAMILIES[name], hf.FAMILIES[name].tiny | changes)
   for name, variants in VARIANTS.items()
   for variant, changes in variants.items()
