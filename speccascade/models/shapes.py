@@ -55,7 +55,8 @@ def llama(size: str, dtype: str = 'bfloat16', layers: int | None = None) -> Deco
 def mistral(size: str, dtype: str = 'bfloat16') -> Decoder:
   """Return Mistral 7B, or Mixtral, which has its sizes and experts."""
   routed = dict(experts=MISTRAL[size], experts_per_token=2) if MISTRAL[size] else {}
-  return Decoder(DecoderConfig(32000, 4096, 32, 8, 128, 14336, (Span(0, Rope(1e6)),) * 32, **routed), (2,), dtype)
+  config = DecoderConfig(32000, 4096, 32, 8, 128, 14336, (Span(0, Rope(1e6)),) * 32, **routed)
+  return in_dtype(Decoder(config, (2,)), dtype)
 
 
 def qwen3(size: str, dtype: str = 'bfloat16') -> Decoder:
@@ -63,7 +64,8 @@ def qwen3(size: str, dtype: str = 'bfloat16') -> Decoder:
   embed, heads, kv_heads, mlp, layers, experts = QWEN3[size]
   more = dict(experts=experts, experts_per_token=8) if experts else dict(tied=True)
   spans = (Span(0, Rope(1e6)),) * layers
-  return Decoder(DecoderConfig(151936, embed, heads, kv_heads, 128, mlp, spans, qk_norm=True, **more), (151645,), dtype)
+  config = DecoderConfig(151936, embed, heads, kv_heads, 128, mlp, spans, qk_norm=True, **more)
+  return in_dtype(Decoder(config, (151645,)), dtype)
 
 
 def gemma2(size: str, dtype: str = 'bfloat16') -> Decoder:

@@ -21,6 +21,7 @@ from speccascade.backends import by_name, cpu
 from speccascade.backends.quantised import quantise, Quantised, quantised
 from speccascade.check.enumeration import distance
 from speccascade.checkpoints import hf, orbax, t5x
+from speccascade.models import shapes
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.layers import stack_layers
 from speccascade.models.layerskip import layerskip
@@ -231,3 +232,9 @@ def test_a_round_s_floor_counts_a_byte_a_weight():
   step = lambda networks: aot.floor_bytes(methods.autoregressive(1), networks, sizes)
   cache = 2 * 2 * 32 * 4096 * 130
   assert step(short) - cache == pytest.approx((step(long) - cache) / 2, rel=0.001)
+
+
+@pytest.mark.parametrize('name', list(shapes.PAIRS))
+def test_every_pair_of_published_sizes_has_weights_of_int8(name):
+  for network in shapes.pair(name, 'int8'):
+    assert network.quantised and network.dtype == 'bfloat16'
