@@ -59,7 +59,7 @@ def kind(config: Mapping) -> str | None:
   Raises:
     ValueError: It is a head that is not read.
   """
-  words = ' '.join(str(config.get(key)) for key in ('architectures', 'model_type', 'speculators_model_type')).lower()
+  words = _words(config)
   if other := next((name for name in _OTHERS if name in words), None):
     raise ValueError(f'config.json: a head of {other}, and EAGLE, Medusa and DFlash are read: draft with one of them')
   if 'dflash' in words or 'dspark' in words:
@@ -69,6 +69,17 @@ def kind(config: Mapping) -> str | None:
   if 'eagle3' in words or 'draft_vocab_size' in config:
     return 'eagle3'
   return 'eagle' if 'eagle' in words else None
+
+
+def _words(config: Mapping) -> str:
+  """Return what a config.json calls its model, in small letters."""
+  keys = 'architectures', 'model_type', 'speculators_model_type', 'projector_type'
+  return ' '.join(str(config.get(key)) for key in keys).lower()
+
+
+def _stored_as(name: str, leaf: str) -> dict[str, Any]:
+  """Return where a parameter of a module is stored, as fields of its `assemble.Entry`."""
+  return {'source': f'{name}.{"bias" if leaf == "bias" else "weight"}', 'transpose': leaf == 'kernel'}
 
 
 def read(folder: Path, config: Mapping, tensors: Mapping[str, Tensor], found: str, **settings) -> tuple[Head, Params]:
@@ -113,7 +124,7 @@ def _eagle(config: Mapping, tensors: dict[str, Tensor], found: str) -> tuple[Eag
   each = 'fc_norm.0.weight' in tensors
   head = HeadConfig(
     found,
-    dataclasses.replace(layer, qkv_bias=f'{prefix}self_attn.q_proj.bias' in tensors, qk_norm=layer.qk_norm),
+    dataclasses.replace(layer, qkv_bias=f'{prefix}self_attn.q_proj.bias' in tensors),
     _kept(config, tensors['fc.weight'].shape, layer.embed_dim) if third else (-1,),
     states=tensors['fc.weight'].shape[1] // (config.get('target_hidden_size') or layer.embed_dim) if third else 1,
     fc_bias='fc.bias' in tensors,
@@ -136,7 +147,7 @@ def _eagle(config: Mapping, tensors: dict[str, Tensor], found: str) -> tuple[Eag
       return {'source': 'd2t'}
     source = prefix + _LAYER[module] if module in _LAYER else _AROUND.get(module)
     source = source or re.sub(r'states_norms_(\d+)', r'fc_norm.\1', module)
-    return {'source': source + ('.bias' if leaf == 'bias' else '.weight'), 'transpose': leaf == 'kernel'}
+    return _stored_as(source, leaf)
 
   return Eagle(head), locate, tensors
 
@@ -155,7 +166,7 @@ def read_mtp(folder: Path, config: Mapping, tensors: Mapping[str, Tensor], **set
   layer = dataclasses.replace(whole.config, spans=whole.config.spans[:1])
 
   def locate(module: str, leaf: str) -> dict[str, Any]:
-    return {'source': f'{_MTP[module]}.{"bias" if leaf == "bias" else "weight"}', 'transpose': leaf == 'kernel'}
+    return _stored_as(_MTP[module], leaf)
 
   return _assembled(Eagle(HeadConfig('mtp', layer, (whole.depth,))), locate, tensors, folder, **settings)
 
@@ -189,7 +200,7 @@ def _dflash(config: Mapping, tensors: dict[str, Tensor], _: str) -> tuple[DFlash
   rank = own.get('markov_rank') or 0
   if rank and own.get('markov_head_type', 'vanilla') != 'vanilla':
     raise ValueError(f"config.json: 'markov_head_type' is {own['markov_head_type']!r}, and only 'vanilla' is supported")
-  sizes = own['block_size'], own['mask_token_id'], _is_dspark(own), rank
+  sizes = own['block_size'], own['mask_token_id'], 'dspark' in _words(own), rank
   head = DFlash(DFlashConfig(layer, kept, *sizes))
   of_verifier = {'embed_tokens.weight', 'lm_head.weight'}  # which some folders have a copy of
   tensors = {name: x for name, x in tensors.items() if name not in of_verifier and 'confidence_head' not in name}
@@ -200,14 +211,9 @@ def _dflash(config: Mapping, tensors: dict[str, Tensor], _: str) -> tuple[DFlash
   def locate(module: str, leaf: str) -> dict[str, Any]:
     stack, _, name = module.partition('.')
     source = around.get(module) or f'layers.{stack.removeprefix("layers_")}.{inside[name]}'
-    return {'source': f'{source}.{"bias" if leaf == "bias" else "weight"}', 'transpose': leaf == 'kernel'}
+    return _stored_as(source, leaf)
 
   return head, locate, tensors
-
-
-def _is_dspark(config: Mapping) -> bool:
-  words = ' '.join(str(config.get(key)) for key in ('architectures', 'projector_type', 'speculators_model_type'))
-  return 'dspark' in words.lower()
 
 
 def _medusa(config: Mapping, tensors: dict[str, Tensor], _: str) -> tuple[Medusa, Callable, dict[str, Tensor]]:
@@ -224,6 +230,6 @@ def _medusa(config: Mapping, tensors: dict[str, Tensor], _: str) -> tuple[Medusa
     name, _, number = module.rpartition('_')
     n = int(number)
     source = f'{n // depth}.{n % depth}.linear' if name == 'residual' else f'{n}.{depth}'
-    return {'source': f'{source}.{"bias" if leaf == "bias" else "weight"}', 'transpose': leaf == 'kernel'}
+    return _stored_as(source, leaf)
 
   return Medusa(own), locate, tensors
