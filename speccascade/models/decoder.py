@@ -6,6 +6,7 @@ The families differ in the switches of `DecoderConfig` and in nothing else. Para
 Axis letters: B batch, L new tokens, S prompt, T slots, E embedding, V vocabulary.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 
@@ -90,6 +91,30 @@ class DecoderConfig:
     return tuple(dict.fromkeys(self.spans))
 
 
+def norm_of(c: DecoderConfig, dtype: str) -> Callable[..., blocks.Norm]:
+  """Return the constructor of a config's norms."""
+  return functools.partial(blocks.Norm, c.norm_eps, c.norm_offset, c.layer_norm, dtype=dtype)
+
+
+def attention_of(c: DecoderConfig, dtype: str, backend: Backend) -> blocks.Attention:
+  """Return the attention of a config's layers."""
+  scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
+  return blocks.Attention(
+    c.embed_dim,
+    c.heads,
+    c.kv_heads,
+    c.head_dim,
+    scale,
+    c.attention_cap,
+    c.qkv_bias,
+    c.out_bias,
+    norm_of(c, dtype) if c.qk_norm else None,
+    c.joined_qk_norm,
+    dtype,
+    backend,
+  )
+
+
 class Layer(nn.Module):
   """Attention and MLP, each added to what it read."""
 
@@ -99,27 +124,13 @@ class Layer(nn.Module):
 
   def setup(self):
     c = self.config
-    norm = functools.partial(blocks.Norm, c.norm_eps, c.norm_offset, c.layer_norm, dtype=self.dtype)
+    norm = norm_of(c, self.dtype)
     if c.norms in ('pre', 'sandwich', 'shared'):
       self.pre_attention_layer_norm = norm()
       self.pre_mlp_layer_norm = self.pre_attention_layer_norm if c.norms == 'shared' else norm()
     if c.norms not in ('pre', 'shared'):
       self.post_attention_layer_norm, self.post_mlp_layer_norm = norm(), norm()
-    scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
-    self.attention = blocks.Attention(
-      c.embed_dim,
-      c.heads,
-      c.kv_heads,
-      c.head_dim,
-      scale,
-      c.attention_cap,
-      c.qkv_bias,
-      c.out_bias,
-      norm if c.qk_norm else None,
-      c.joined_qk_norm,
-      self.dtype,
-      self.backend,
-    )
+    self.attention = attention_of(c, self.dtype, self.backend)
     if c.experts:
       routed = c.experts, c.experts_per_token, c.experts_normalised
       self.mlp = Experts(c.mlp_dim, *routed, c.activation, c.gated, self.dtype, self.backend)

@@ -11,7 +11,6 @@ Axis letters: B batch, L new tokens, E embedding, V vocabulary, T slots.
 """
 
 import dataclasses
-import functools
 
 from flax import linen as nn
 import jax.numpy as jnp
@@ -21,7 +20,7 @@ from speccascade.backends.ops import take
 from speccascade.models import cache as cache_lib
 from speccascade.models import layers as blocks
 from speccascade.models import rope as rope_lib
-from speccascade.models.decoder import DecoderConfig
+from speccascade.models.decoder import attention_of, DecoderConfig, norm_of
 from speccascade.models.hidden import Head, Reading
 from speccascade.types import Array, Cache, Params
 
@@ -82,11 +81,8 @@ class DFlashLayer(nn.Module):
 
   def setup(self):
     c = self.config
-    norm = functools.partial(blocks.Norm, c.norm_eps, c.norm_offset, dtype=self.dtype)
-    scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
-    sizes = c.embed_dim, c.heads, c.kv_heads, c.head_dim, scale, c.attention_cap, c.qkv_bias, c.out_bias
-    normed = norm if c.qk_norm else None
-    self.attention = blocks.Attention(*sizes, normed, c.joined_qk_norm, self.dtype, self.backend)
+    norm = norm_of(c, self.dtype)
+    self.attention = attention_of(c, self.dtype, self.backend)
     self.mlp = blocks.Mlp(c.mlp_dim, c.activation, c.gated, c.mlp_bias, self.dtype, self.backend)
     self.pre_attention_layer_norm, self.pre_mlp_layer_norm = norm(), norm()
 
@@ -111,7 +107,7 @@ class DFlashModule(nn.Module):
 
   def setup(self):
     c = self.config.layer
-    norm = functools.partial(blocks.Norm, c.norm_eps, c.norm_offset, dtype=self.dtype)
+    norm = norm_of(c, self.dtype)
     self.fc = blocks.Dense(c.embed_dim, ('table', 'embed'), dtype=self.dtype, backend=self.backend)
     self.feature_norm, self.final_norm = norm(), norm()
     self.layers = [DFlashLayer(c, self.dtype, self.backend) for _ in c.spans]

@@ -21,7 +21,7 @@ from speccascade.models import cache as cache_lib
 from speccascade.models import layers as blocks
 from speccascade.models import rope as rope_lib
 from speccascade.models.base import Base
-from speccascade.models.decoder import DecoderConfig
+from speccascade.models.decoder import attention_of, DecoderConfig, norm_of
 from speccascade.models.hidden import Head, Reading
 from speccascade.types import Array, Cache, Params
 
@@ -77,13 +77,10 @@ class EagleModule(nn.Module):
 
   def setup(self):
     c, head = self.config.layer, self.config
-    norm = functools.partial(blocks.Norm, c.norm_eps, c.norm_offset, dtype=self.dtype)
+    norm = norm_of(c, self.dtype)
     dense = functools.partial(blocks.Dense, dtype=self.dtype, backend=self.backend)
     self.fc = dense(c.embed_dim, ('table', 'embed'), head.fc_bias)
-    scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
-    sizes = c.embed_dim, c.heads, c.kv_heads, c.head_dim, scale, c.attention_cap, c.qkv_bias, c.out_bias
-    normed = norm if c.qk_norm else None
-    self.attention = blocks.Attention(*sizes, normed, c.joined_qk_norm, self.dtype, self.backend)
+    self.attention = attention_of(c, self.dtype, self.backend)
     self.mlp = blocks.Mlp(c.mlp_dim, c.activation, c.gated, c.mlp_bias, self.dtype, self.backend)
     self.pre_mlp_layer_norm = norm()
     if head.kind != 'eagle':

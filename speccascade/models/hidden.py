@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from speccascade.backends import Backend
 from speccascade.backends.ops import take
-from speccascade.models.base import Base
+from speccascade.models.base import Around, Base
 from speccascade.types import Array, Cache, Model, Network, Params, Prompt
 
 RING = 64  # positions whose features are kept
@@ -115,11 +115,15 @@ class Reading:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair(Network):
+class Pair(Around):
   """What a head and its verifier have in common; their parameters are {'model': …, 'head': …}."""
 
   model: Any  # a Base with `observe`
   head: Head
+
+  @property
+  def inner(self) -> Network:
+    return self.model
 
   @property
   def vocab_size(self) -> int:
@@ -132,18 +136,6 @@ class Pair(Network):
   @property
   def start_id(self) -> int | None:
     return self.model.start_id
-
-  @property
-  def max_positions(self) -> int | None:
-    return self.model.max_positions
-
-  @property
-  def context(self) -> int | None:
-    return self.model.context
-
-  @property
-  def head_counts(self) -> tuple[int, int]:
-    return self.model.head_counts
 
   def on(self, backend: Backend) -> 'Pair':
     return dataclasses.replace(self, model=self.model.on(backend), head=self.head.on(backend))
@@ -162,14 +154,12 @@ class Pair(Network):
       return {'model': model, 'head': head, 'features': features}
     model, states = self.model.observe_prompt(params['model'], prompt, max_len, self.head.kept)
     features = self.head.features(params['head'], states)
-    before = jnp.pad(features, ((0, 0), (1, 0), (0, 0)))[:, :-1]
     positions = jnp.broadcast_to(jnp.arange(prompt.tokens.shape[1])[None], prompt.tokens.shape)
-    read = Reading(prompt.tokens, positions, before, self.model, params['model'])
+    read = Reading(prompt.tokens, positions, shifted(features), self.model, params['model'])
     _, _, head = self.head.step(params['head'], head, read)
-    last = prompt.length[:, None] - 1 - jnp.arange(RING)[None]  # the latest positions, backwards
-    slots = (prompt.length[:, None] - 1 - jnp.arange(RING)[None]) % RING
-    found = take(features, jnp.maximum(last, 0))
-    return {'model': model, 'head': head, 'features': take(found, _inverse(slots))}
+    last = prompt.length[:, None] - 1
+    latest = last - (last - jnp.arange(RING)[None]) % RING  # the last position of each slot
+    return {'model': model, 'head': head, 'features': take(features, jnp.maximum(latest, 0))}
 
   def _ring(self, params: Params, prompt: Prompt) -> Array:
     shape = jax.eval_shape(self._embedded, params, prompt)
@@ -221,6 +211,11 @@ class Drafter(Pair):
     return logits, {**cache, 'head': head, 'features': ring}
 
 
+def shifted(x: Array) -> Array:
+  """Return x [B, N, E] of the position before each one, 0 before the first."""
+  return jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+
+
 def _stored(ring: Array, new: Array, positions: Array) -> Array:
   """Return a ring of features [B, RING, D] with those [B, L, D] of consecutive positions [B, L]."""
   if new.shape[1] > MOST:
@@ -229,11 +224,6 @@ def _stored(ring: Array, new: Array, positions: Array) -> Array:
     )
   index = (jnp.arange(RING)[None] - positions[:, :1]) % RING  # of the new one at each slot
   return jnp.where((index < new.shape[1])[..., None], take(new, index).astype(ring.dtype), ring)
-
-
-def _inverse(slots: Array) -> Array:
-  """Return where each number 0 … RING - 1 stands in rows of them [B, RING]."""
-  return jnp.argsort(slots, axis=1)
 
 
 def beside(head: Model, verifier: Model) -> list[Model]:

@@ -93,6 +93,10 @@ class Medusa(Head):
   def head_counts(self) -> tuple[int, int]:
     return 1, 1
 
+  @property
+  def module(self) -> MedusaModule:
+    return MedusaModule(self.config, self.dtype, self.backend)
+
   def features(self, params: Params, states: Array) -> Array:
     return states
 
@@ -100,7 +104,7 @@ class Medusa(Head):
     masked = read.tokens == MASK
     last = jnp.sum(~masked, 1) - 1  # the last token's index
     x = take(read.features, jnp.maximum(last, 0)[:, None])[:, 0]
-    outs = MedusaModule(self.config, self.dtype, self.backend).apply({'params': params}, x)
+    outs = self.module.apply({'params': params}, x)
     logits = outs if self.config.own_scores else read.scores(outs)
     number = jnp.arange(masked.shape[1])[None] - last[:, None]  # of the head for each token
     found = take(logits, jnp.clip(number, 0, self.config.heads - 1))
@@ -108,5 +112,4 @@ class Medusa(Head):
     return jnp.where(drafts[..., None], found, -jnp.inf), None, cache  # no distribution ends a draft
 
   def _init(self, key: Array) -> Params:
-    module = MedusaModule(self.config, self.dtype, self.backend)
-    return module.init(key, jnp.zeros((1, self.config.embed_dim), self.dtype))['params']
+    return self.module.init(key, jnp.zeros((1, self.config.embed_dim), self.dtype))['params']

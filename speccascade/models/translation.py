@@ -34,6 +34,7 @@ import numpy as np
 from speccascade.backends import Backend
 from speccascade.data import tokenizer_formats, tokenizers
 from speccascade.host import storage
+from speccascade.models.base import Around
 from speccascade.types import Array, Cache, Model, Network, Params, Prompt
 
 TABLES = 'translation'  # their name among the parameters
@@ -41,7 +42,7 @@ LEAST = 2  # common tokens without which there is nothing to draft
 
 
 @dataclasses.dataclass(frozen=True)
-class Translated(Network):
+class Translated(Around):
   """A drafter's network with the ids of a verifier; its parameters are the drafter's and the two tables."""
 
   drafter: Network
@@ -50,22 +51,13 @@ class Translated(Network):
   start_id: int | None = None
 
   @property
-  def max_positions(self) -> int | None:
-    return self.drafter.max_positions
-
-  @property
-  def context(self) -> int | None:
-    """Return beyond how many positions the drafter's distributions are not to be trusted, if that is known."""
-    return self.drafter.context
+  def inner(self) -> Network:
+    return self.drafter
 
   @property
   def packs(self) -> bool:
     """Whether `extend` takes a packed window."""
     return self.drafter.packs
-
-  @property
-  def head_counts(self) -> tuple[int, int]:
-    return self.drafter.head_counts
 
   def param_shapes(self) -> Params | None:
     """As of the drafter, and those of the tables."""

@@ -22,7 +22,7 @@ import numpy as np
 import optax
 
 from speccascade.backends.ops import take
-from speccascade.models.hidden import Head, Reading
+from speccascade.models.hidden import Head, Reading, shifted
 from speccascade.models.medusa import MASK, Medusa
 from speccascade.models.t5 import T5
 from speccascade.train.batches import Batch
@@ -185,7 +185,7 @@ def _chained(head: Head, params: Params, batch: Batch, verifier: Model, drafting
   def step(cache, tokens, positions, before):
     return head.step(params, cache, Reading(tokens, positions, before, verifier.network, verifier.params))
 
-  logits, own, cache = step(cache, text.tokens, text.positions, _before(features))
+  logits, own, cache = step(cache, text.tokens, text.positions, shifted(features))
   first, at = _chains(text, batch, drafting)
   chains, n = at.shape[1:]
   cache, x = _repeated(cache, rows, chains), take(own, first)
@@ -208,7 +208,7 @@ def _chained(head: Head, params: Params, batch: Batch, verifier: Model, drafting
 def _medusa(head: Medusa, params: Params, batch: Batch, verifier: Model, drafting: Drafting) -> Forced:
   """Return what every head says of the token that it drafts, from every position."""
   text = _read(verifier.network, verifier.params, batch, kept=head.kept)
-  x = take(_before(text.states), text.slots)  # [B, L, E] of the last token but one
+  x = take(shifted(text.states), text.slots)  # [B, L, E] of the last token but one
   rows, width = batch.target.shape
   heads = head.config.heads
   tokens = jnp.where(jnp.arange(heads)[None] > 0, MASK, jnp.zeros((rows * width, 1), jnp.int32))
@@ -242,11 +242,6 @@ def _joined(plain: Array, drafted: Array, at: Array, batch: Batch, drafting: Dra
   deep = jnp.where(inside, drafting.weights(drafting.depth)[..., 1:], 0.0)
   at = jnp.concatenate([targets, jnp.minimum(at, width - 1).reshape(rows, -1)], 1)
   return Forced(jnp.concatenate([plain, drafted], 1), at, jnp.concatenate([weight, deep.reshape(rows, -1)], 1))
-
-
-def _before(x: Array) -> Array:
-  """Return x [B, N, E] of the position before each one, 0 before the first."""
-  return jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]
 
 
 def _repeated(cache: Cache, rows: int, times: int) -> Cache:

@@ -24,6 +24,7 @@ from speccascade.data import tokenizer_formats, tokenizers
 from speccascade.engine.loop import decode_batch
 from speccascade.models import toy, translation
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
+from speccascade.models.hidden import Drafter, Observed
 from speccascade.planning.cost_model import Costs
 from speccascade.planning.planner import plan
 from speccascade.types import Model, Prompt
@@ -248,3 +249,11 @@ def test_the_same_tables_have_the_same_digest():
   made = [models.translated(small, for_=toy.model(0, 3), tables=([0, 1, 2], write)) for write in ([0, 1, 2], [0, 1, 3])]
   again = models.translated(small, for_=toy.model(0, 3), tables=([0, 1, 2], [0, 1, 2]))
   assert again.digest == made[0].digest != made[1].digest and FOREIGN.digest is None
+
+
+def test_a_network_around_another_has_its_positions_and_experts():
+  routed = DecoderConfig(11, 8, 2, 2, 4, 6, (Span(),), context=64, experts=4, experts_per_token=2)
+  inner = Decoder(routed)
+  for network in (translation.Translated(inner, 7), Observed(inner, None), Drafter(inner, None)):
+    assert network.experts == inner.experts == (4, 2)
+    assert (network.context, network.max_positions, network.head_counts) == (64, None, (2, 2))
