@@ -3,7 +3,7 @@
 python experiments/coupling/measure.py SHARED [--sentences 1000] [--problems 500] [--dtype float32] [--batch_size 16]
     [--families t5_multi30k llama_sums] [--targets 'the verifier' OPT ...] [--methods 'γ = 5' cos ...]
     [--couplings gumbel maximal] [--repeats 3]    # how often each is decoded again, for tokens a second
-    [--ties 512]    # of texts that differ the two largest log π + noise, of so many likely tokens
+    [--ties]    # of texts that differ the two largest log π + noise, over the whole vocabulary
 """
 
 import argparse
@@ -70,8 +70,8 @@ def largest(out, i: int, at: int) -> list[tuple[int, float]]:
 
 
 def show_ties(lockstep, out, others: list[int]):
-  """Print of two texts that differ what either run decided between, and how far apart the runs' log π are."""
-  for i in others[:2]:
+  """Print of texts that differ what either run decided between, and how far apart the runs' log π are."""
+  for i in others:
     at = next(k for k, (a, b) in enumerate(zip(lockstep.tokens[i], out.tokens[i])) if a != b)
     for name, run in ('lockstep', lockstep), ('method', out):
       (a, x), (b, y) = largest(run, i, at)
@@ -86,7 +86,8 @@ def show_ties(lockstep, out, others: list[int]):
 
 def measure(family: str, models, prompts: list[str], new_tokens: int, coupling: str, args):
   """Print for each method how much is accepted, and how many texts are others than those of the lockstep."""
-  asked = [Request(prompt, logprobs=args.ties or None) for prompt in prompts]
+  likely = models[-1].network.vocab_size if args.ties else None
+  asked = [Request(prompt, logprobs=likely) for prompt in prompts]
   for target in args.targets if coupling == 'gumbel' else ['the verifier']:
     lockstep = None
     for name, method in TARGETS[target].items():
@@ -126,7 +127,7 @@ def main():
   parser.add_argument('--couplings', nargs='+', default=['gumbel', 'maximal'])
   parser.add_argument('--batch_size', type=int, default=16)
   parser.add_argument('--repeats', type=int, default=0)
-  parser.add_argument('--ties', type=int, default=0)
+  parser.add_argument('--ties', action='store_true')
   args = parser.parse_args()
   problems = lines(f'{args.shared}/data/sums/test_first600.jsonl.gz', args.problems)
   families = {
