@@ -1,7 +1,7 @@
 """Speculative decoding, cascades, collaborative decoding and speculative verification as one jitted loop."""
 
 from speccascade import acceptance, methods, rules, stopping, theory
-from speccascade.backends.sharding import mesh, place
+from speccascade.backends.sharding import mesh, meshes, place
 from speccascade.check import check, check_sampler
 from speccascade.checkpoints import load
 from speccascade.decode import decode, stream
@@ -25,6 +25,7 @@ __all__ = [
   'decode',
   'load',
   'mesh',
+  'meshes',
   'methods',
   'place',
   'rules',

@@ -43,7 +43,7 @@ def _parser() -> commands.Parser:
     '--max_prompt_tokens', type=commands.count, default=256, help='the padded length of prompts (256)'
   )
   options.add_dtype(parser, 'bfloat16', 'bfloat16')
-  options.add_mesh(parser)
+  parser.add_argument('--mesh', type=options.mesh, help='chips by axis, as in data=1,model=4 (one chip)')
   parser.add_argument('--mask_token', type=int, help='that of a first model that drafts in one pass')
   parser.add_argument(
     '--rules', type=commands.listed, default=[], help='replicated or sharded for each model (what is faster)'

@@ -60,11 +60,7 @@ class Window:
   source: Array  # [B, W] the model that drew it
   # M × [B, W+1, V] next-token logits at each slot, as far as `fed` reaches; None where no phase reads a model's.
   logits: tuple[Array | None, ...]
-
-  @property
-  def vocab(self) -> int:
-    """The number of tokens."""
-    return next(x.shape[-1] for x in self.logits if x is not None)
+  vocab: int = static(default=0)  # the number of tokens
 
 
 class Network:

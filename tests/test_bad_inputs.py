@@ -832,6 +832,7 @@ COMMANDS = {
     (['--models', 'a', 'b', 'c'], ('a is no config.json', 'each model')),
     (['--models=a'], "'a'"),
     (['--models=a', '--mesh=model'], ("'model'", 'data=1,model=4')),
+    (['--models=a', '--mesh=data=1/model=2'], ("'data=1/model=2'", 'data=1,model=4')),
     (['--models=a', '--batch-size=x'], ('--batch_size', "'x'")),
     (['--models', '{tmp}/thesis', '{tmp}/thesis'], ('{tmp}/thesis', 'config.json')),
     (['--models', '{tmp}/file', '{tmp}/file'], ('{tmp}/file', 'JSON')),

@@ -66,6 +66,42 @@ def mesh(shape: Mapping[str, int], devices: Sequence | None = None) -> Mesh:
   return Mesh(np.array(used).reshape(*size.values()), tuple(size))
 
 
+def meshes(*shapes: Mapping[str, int], devices: Sequence | None = None) -> tuple[Mesh, ...]:
+  """Make a mesh of each shape, each of devices that no other has: of the models that draft, and of the verifier.
+
+  Args:
+    *shapes: The shapes, as of `mesh`.
+    devices: The devices; None for all, of which the first are used.
+
+  Raises:
+    ValueError: If a shape does not fit the devices that are left.
+  """
+  if len(shapes) == 1:
+    return (mesh(shapes[0], devices),)
+  free = list(jax.devices() if devices is None else devices)
+  made = []
+  for shape in shapes:
+    made.append(mesh(shape, free))
+    free = free[made[-1].size :]
+  return tuple(made)
+
+
+def of_each(where: Any, models: int) -> list[Mesh | None]:
+  """Return the mesh of each of some models.
+
+  Args:
+    where: A mesh or its shape, for all; two, of the models that draft and of the last; None: one device.
+    models: How many there are.
+  """
+  given = tuple(where) if isinstance(where, tuple | list) else (where,)
+  if len(given) > 2:
+    raise ValueError(f'{len(given)} meshes: give one for all models, or two, of the drafters and of the verifier.')
+  shapes = [x.shape if isinstance(x, AbstractMesh) else x for x in given]
+  if None not in shapes and not any(isinstance(x, Mesh) for x in shapes):
+    given = meshes(*shapes)
+  return [given[0]] * (models - 1) + [given[-1]]
+
+
 def unplaced(shape: Mapping[str, int]) -> AbstractMesh:
   """Return a mesh of this shape whose devices need not be there; `mesh` of its shape finds them."""
   size = _sizes(shape)
@@ -233,7 +269,7 @@ def layout_for(models: Sequence[Any], rows: int = 0, window: int = 0, vocab: int
     return None
 
   def spec_of(m):
-    return jax.tree.map(lambda x: x.sharding.spec, m.params)
+    return None if m.params is None else jax.tree.map(lambda x: x.sharding.spec, m.params)
 
   return planned([m.network for m in models], on, map(spec_of, models), rows, window, vocab)
 
@@ -259,7 +295,7 @@ def layout_for_step(models: Sequence[Any], on: Mesh | None, rows: int, window: i
 
 
 def planned(networks: Sequence[Any], on: Mesh, by_model: Iterable[Any], rows: int, window: int, vocab: int) -> 'Layout':
-  """Return the layout of networks whose parameters have these specs."""
+  """Return the layout of networks whose parameters have these specs, None of one that lies elsewhere."""
   axes = tuple(_sharded_axes(n, some) for n, some in zip(networks, by_model, strict=True))
   return Layout(on, axes).for_window(rows, window, vocab)
 
@@ -296,7 +332,7 @@ def _mesh_of(x: Any) -> Mesh | None:
 
 def _sharded_axes(network, by_parameter: Any) -> tuple[tuple[str, Any], ...]:
   """Return which logical axes of a model's parameters are sharded, and over which axis of the mesh."""
-  if parameters(network)[1] is None:
+  if by_parameter is None or parameters(network)[1] is None:
     return ()
   sharded = {}
   for axes, spec in zip(_axes(network), jax.tree.leaves(by_parameter, is_leaf=_is_spec), strict=True):
@@ -304,10 +340,38 @@ def _sharded_axes(network, by_parameter: Any) -> tuple[tuple[str, Any], ...]:
   return tuple(sorted(sharded.items()))
 
 
+def apart(models: Sequence[Any]) -> tuple[int, ...]:
+  """Return which models lie on devices that the last has none of, those without parameters among them; or none.
+
+  Raises:
+    ValueError: If they do not share their devices.
+  """
+  homes = [_devices(m.params) for m in models]
+  others = [i for i, home in enumerate(homes) if home and homes[-1] and home.isdisjoint(homes[-1])]
+  for i in others[1:]:
+    if homes[i] != homes[others[0]]:
+      raise ValueError(
+        f'{models[others[0]].name} and {models[i].name} draft on different devices: load both with one mesh=….'
+      )
+  return tuple(i for i, home in enumerate(homes) if i in others or not home) if others else ()
+
+
+def _devices(params: Any) -> frozenset | None:
+  """Return the devices of parameters, None where there are none."""
+  leaf = _a_leaf(params)
+  if leaf is None:
+    return None
+  return leaf.sharding.device_set if isinstance(leaf, jax.Array) else frozenset(jax.devices()[:1])
+
+
 def row_shards(models: Sequence[Any]) -> int:
-  """Return over how many devices the rows of a batch are sharded."""
-  on = shared(models)
-  return 1 if on is None else on.shape.get(DATA, 1)
+  """Return over how many devices the rows of a batch are sharded; twice as many where two halves of it take turns."""
+  drafters = apart(models)
+  others = [m for i, m in enumerate(models) if i not in drafters]
+  shards = [
+    1 if on is None else on.shape.get(DATA, 1) for on in (shared(others), shared([models[i] for i in drafters]))
+  ]
+  return math.lcm(*shards) * (2 if drafters else 1)
 
 
 def even(rows: int, shards: int) -> int:

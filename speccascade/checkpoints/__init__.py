@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from speccascade.backends import sharding
 from speccascade.checkpoints import digests, files, hf, orbax, stored, t5x
 from speccascade.checkpoints.hf.family import Family, family, Key
 from speccascade.data import tokenizers
@@ -78,19 +79,18 @@ def load(
   return model
 
 
-def load_all(paths: Sequence, *, dtype=None, **settings) -> list[Model]:
+def load_all(paths: Sequence, *, dtype=None, mesh=None, **settings) -> list[Model]:
   """Return the models at paths, with names that differ, those of one checkpoint with the same arrays.
 
   Args:
     paths: Paths, as `load` takes them.
     dtype: Dtype of all, or one for each, as in 'int8,float32'.
+    mesh: As `sharding.of_each` takes it.
     **settings: Settings of `load`.
   """
   loaded: list = []
-  dtypes = dtype_of_each(dtype, len(paths))
-  return named_apart(
-    [load_shared(path, loaded, dtype=own, **settings) for path, own in zip(paths, dtypes, strict=True)]
-  )
+  each = zip(paths, dtype_of_each(dtype, len(paths)), sharding.of_each(mesh, len(paths)), strict=True)
+  return named_apart([load_shared(path, loaded, dtype=own, mesh=on, **settings) for path, own, on in each])
 
 
 def dtype_of_each(dtype, models: int) -> list:

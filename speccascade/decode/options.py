@@ -7,7 +7,6 @@ import inspect
 from typing import Any
 
 from speccascade import acceptance, checkpoints, methods, rules, sampling, stopping
-from speccascade.backends import sharding
 from speccascade.engine.method import Strategy
 from speccascade.host import commands, names, storage
 from speccascade.host.errors import RunError
@@ -47,6 +46,12 @@ def mesh(text: str) -> dict[str, int]:
     return {name: int(count) for name, count in (item.split('=') for item in text.split(','))}
   except ValueError:
     raise argparse.ArgumentTypeError(f"'{text}' is not like data=1,model=4") from None
+
+
+def meshes(text: str) -> dict[str, int] | list[dict[str, int]]:
+  """Return what `mesh` returns, of each of two in 'data=4/model=4'."""
+  found = [mesh(one) for one in text.split('/')]
+  return found if len(found) > 1 else found[0]
 
 
 def dtype(text: str) -> str:
@@ -93,18 +98,14 @@ def add_models(parser: commands.Parser, *, positional: bool = False):
   add_dtype(parser, None, 'as stored; float32 on a CPU')
   about = "let models with another vocabulary draft with the last one's tokens"
   parser.add_argument('--translate', action='store_true', help=about)
-  add_mesh(parser)
+  about = 'devices by axis, as in data=1,model=4; of the drafters and of the verifier in data=4/model=4 (one device)'
+  parser.add_argument('--mesh', type=meshes, help=about)
 
 
 def add_dtype(parser: argparse._ActionsContainer, default: str | None, by_default: str):
   """Let a command take the dtype of the models."""
   text = f'{", ".join(checkpoints.DTYPES)} (weights alone); of all models, or of each: int8,bfloat16 ({by_default})'
   parser.add_argument('--dtype', type=dtype, default=default, help=text)
-
-
-def add_mesh(parser: argparse._ActionsContainer):
-  """Let a command take the shape of a mesh."""
-  parser.add_argument('--mesh', type=mesh, help='devices by axis, as in data=1,model=4 (one device)')
 
 
 def models(args: argparse.Namespace) -> list[str]:
@@ -133,8 +134,7 @@ def settings(args: argparse.Namespace, but: Sequence[str]) -> dict[str, Any]:
 
 def load_models(args: argparse.Namespace) -> list[Model]:
   """Return the models on the mesh that was asked for."""
-  where = None if args.mesh is None else sharding.mesh(args.mesh)
-  loaded = checkpoints.load_all(models(args), dtype=args.dtype, mesh=where)
+  loaded = checkpoints.load_all(models(args), dtype=args.dtype, mesh=args.mesh)
   return translation.for_the_last(loaded) if args.translate else loaded
 
 

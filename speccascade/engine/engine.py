@@ -18,7 +18,8 @@ from speccascade import backends
 from speccascade.backends import sharding
 from speccascade.engine import inputs, loop, requests, validate
 from speccascade.engine.job import Job
-from speccascade.engine.lowering import lower
+from speccascade.engine.lowering import lower, Lowered, Start
+from speccascade.engine.packed import unpack
 from speccascade.engine.state import cache_slots, State
 from speccascade.host.errors import first_line, out_of_memory
 from speccascade.types import Array, Prompt
@@ -32,37 +33,49 @@ _LOWER = 'lower max_new_tokens, max_prompt_tokens or batch_size'
 class Running(NamedTuple):
   """Rounds that were started on the device."""
 
-  state: State
-  packed: Array  # what is copied to the host
+  state: Any
+  like: State  # a state with arrays as those of the rows that are copied
+  packed: Sequence[Array]  # what is copied to the host, the rows of one after those of another
   ended: int  # the run is over when so many rows are free or have ended
   left: int  # rounds of the run after them
 
 
-class Engine:
-  """The program of a job: `prefill`, `insert`, `run`, `collect`."""
+class Side:
+  """What is prepared of a job on the devices of one mesh: its program, the parameters, caches of prompts.
 
-  def __init__(self, job: Job):
-    method = lower(job.method.at(job.size))
-    slots = [job.models[m] for m in method.slots]
-    last = slots[-1].network
-    buffer = loop.positions(last, job.width, job.max_new, method.beyond)
+  Args:
+    job: The job.
+    method: Its method, or what of that runs here.
+    start: What the first state depends on.
+    size: The rows of a batch.
+    held: The slots whose models lie here; None: all.
+    batches: How many batches there are at once.
+  """
+
+  def __init__(
+    self, job: Job, method: Lowered, start: Start, size: int, held: Sequence[int] | None = None, batches: int = 1
+  ):
+    models = [job.models[m] for m in method.slots]
+    slots = [m if held is None or i in held else m.replace(params=None) for i, m in enumerate(models)]
     self.method = method
-    self.start = method.start
+    self.start = start
     self.needs = requests.features(job.rows)
-    self.size = job.size
+    self.size = size
+    self.batches = batches
     self.width = job.width
     self.vocab = inputs.vocabulary(job.models)
-    layout = sharding.layout_for(slots, job.size, method.window, self.vocab)
+    buffer = loop.positions(models[-1].network, job.width, job.max_new, method.beyond)
+    layout = sharding.layout_for(slots, size, method.window, self.vocab)
     backend, self.params = backends.prepared(slots, layout)
     given = [x for s in slots for x in jax.tree.leaves(s.params) if isinstance(x, jax.Array)]
     self.weights = given, self.params  # a backend's copies, and what they were made of
     networks = tuple(s.network for s in slots)
-    self.program = loop.Program(networks, cache_slots(slots), buffer, self.vocab, backend, job.trace, self.needs.top)
-    self.remembers = any(n.remembers for n in networks)
+    drafts = any(phase.draws for phase in method.parts)
+    recorded = job.trace, self.needs.top
+    caches = cache_slots(models)
+    here = None if held is None else tuple(held)
+    self.program = loop.Program(networks, caches, buffer, self.vocab, backend, *recorded, here, drafts)
     self.fits = set()  # how many prompts may be read at once
-    self.processor = validate.check_processor(job.processor, self.vocab, buffer)
-    self.rounds_at_once = ROUNDS
-    self.latest = None  # what was last copied to the host
 
   def prefill(self, prompts: Sequence[np.ndarray], size: int) -> tuple:
     """Read prompts, padded to `size` of them; return their caches, the prefix of the rows that continue them."""
@@ -93,16 +106,29 @@ class Engine:
     arrays = requests.arrays(rows, self.needs, self.size, self.width, self.vocab)
     return loop.InsertBatch(arrays, None if source is None else pad(source), pad(target), np.int32(len(rows)))
 
-  def begin(self, prefix: tuple, batch: loop.InsertBatch) -> State:
-    """Return the state of a first batch, request i in row i."""
-    return loop.begin(self.program, self.start, self.params, prefix, batch)
+  @property
+  def remembers(self) -> bool:
+    """Whether a network remembers outputs."""
+    return any(n.remembers for n in self.program.networks)
 
-  def insert(self, prefix: tuple, batch: loop.InsertBatch, state: State) -> State:
-    """Put requests into their rows of a running batch."""
-    return loop.insert(self.program, self.start, prefix, batch, state)
+  def remember(self, texts: Sequence[tuple[np.ndarray, int]]):
+    """Let the networks that remember outputs have those that ended: tokens, and where the output begins."""
+    pairs = zip(self.program.networks, self.params, strict=True)
+    self.params = tuple(p if p is None else n.remember(p, texts) for n, p in pairs)
+
+
+class Rounds:
+  """Rounds that were started, which the host waits for; what starts them is `_start`."""
+
+  def __init__(self, job: Job, side: Side):
+    self.size = job.size
+    self.positions = f'{job.width} prompt tokens and {side.program.buffer} positions'
+    self.processor = validate.check_processor(job.processor, side.vocab, side.program.buffer)
+    self.rounds_at_once = ROUNDS
+    self.latest = None  # what was last copied to the host
 
   def run(
-    self, state: State, *, ended: int | None = None, rounds: int = loop.FOREVER, stop: np.ndarray | None = None
+    self, state: Any, *, ended: int | None = None, rounds: int = loop.FOREVER, stop: np.ndarray | None = None
   ) -> Running:
     """Start rounds on the device.
 
@@ -118,21 +144,11 @@ class Engine:
     self.latest = None
     return self._start(state, self.size if ended is None else ended, rounds, stop)
 
-  def _start(self, state: State, ended: int, rounds: int, stop: np.ndarray | None = None) -> Running:
+  def _start(self, state: Any, ended: int, rounds: int, stop: np.ndarray | None = None) -> Running:
     """Start so many of the rounds that signals are answered in time."""
-    stop = np.zeros(self.size, bool) if stop is None else stop
-    now = min(rounds, self.rounds_at_once)
-    run = loop.compiled_with(backends.known(self.program.backend.xla))
-    stop_at = np.array([ended, now], np.int32)
-    state, packed = run(self.program, self.method, self.params, state, stop, stop_at, self.processor)
-    return Running(state, packed, ended, rounds - now)
+    raise NotImplementedError
 
-  def remember(self, texts: Sequence[tuple[np.ndarray, int]]):
-    """Let the networks that remember outputs have those that ended: tokens, and where the output begins."""
-    networks = self.program.networks
-    self.params = tuple(n.remember(p, texts) for n, p in zip(networks, self.params, strict=True))
-
-  def collect(self, running: Running) -> tuple[State, dict[str, Any]]:
+  def collect(self, running: Running) -> tuple[Any, dict[str, Any]]:
     """Wait for the device, some rounds at a time so that Ctrl-C and SIGTERM are answered.
 
     Args:
@@ -156,29 +172,50 @@ class Engine:
 
   def _to_host(self, running: Running) -> dict[str, Any]:
     """Copy the packed array to the host, and return the arrays that were packed into it."""
-    leaves, structure = jax.tree.flatten(loop.host_arrays(running.state))
-    ends = np.cumsum([math.prod(x.shape[1:]) for x in leaves])
-    pieces = np.split(np.asarray(running.packed), ends[:-1], axis=1)
-    typed = [y.view(x.dtype) if x.dtype == np.float32 else y for y, x in zip(pieces, leaves, strict=True)]
-    return structure.unflatten([y.reshape(x.shape) for y, x in zip(typed, leaves, strict=True)])
+    packed = [np.asarray(x) for x in running.packed]
+    return unpack(np.concatenate(packed) if len(packed) > 1 else packed[0], loop.host_arrays(running.like))
 
   def _wait(self, running: Running):
     """Wait so that Python answers signals."""
     try:
       # It raises what the program raised; to copy such an array may take for ever.
-      _THREADS.submit(running.packed.block_until_ready).result()
+      _THREADS.submit(jax.block_until_ready, running.packed).result()
     except jax.errors.JaxRuntimeError as error:
       if not out_of_memory(error):
         raise
-      sizes = f'{self.width} prompt tokens and {self.program.buffer} positions'
-      problem = f'{self.size} rows of {sizes} do not fit into memory'
+      problem = f'{self.size} rows of {self.positions} do not fit into memory'
       raise MemoryError(f'{problem} ({first_line(error)}): {_LOWER}.') from None
 
 
-def _check_memory(engine: Engine, prompts: int) -> None:
+class Engine(Side, Rounds):
+  """The program of a job: `prefill`, `insert`, `run`, `collect`."""
+
+  def __init__(self, job: Job):
+    method = lower(job.method.at(job.size))
+    Side.__init__(self, job, method, method.start, job.size)
+    Rounds.__init__(self, job, self)
+
+  def begin(self, prefix: tuple, batch: loop.InsertBatch) -> State:
+    """Return the state of a first batch, request i in row i."""
+    return loop.begin(self.program, self.start, self.params, prefix, batch)
+
+  def insert(self, prefix: tuple, batch: loop.InsertBatch, state: State) -> State:
+    """Put requests into their rows of a running batch."""
+    return loop.insert(self.program, self.start, prefix, batch, state)
+
+  def _start(self, state: State, ended: int, rounds: int, stop: np.ndarray | None = None) -> Running:
+    stop = np.zeros(self.size, bool) if stop is None else stop
+    now = min(rounds, self.rounds_at_once)
+    run = loop.compiled_with(backends.known(self.program.backend.xla))
+    stop_at = np.array([ended, now], np.int32)
+    state, packed = run(self.program, self.method, self.params, state, stop, stop_at, self.processor)
+    return Running(state, state, [packed], ended, rounds - now)
+
+
+def _check_memory(engine: Side, prompts: int) -> None:
   """Refuse caches of a batch and a prefill that with the weights are more than the device has."""
   dtypes = tuple(x.dtype for x in jax.tree.leaves(engine.params))
-  known = validate.memo(engine.program, engine.size, engine.width, prompts, dtypes)
+  known = validate.memo(engine.program, engine.size * engine.batches, engine.width, prompts, dtypes)
   if known:  # to ask costs as much as some rounds
     return
   caches = _cache_bytes(engine, prompts)
@@ -189,31 +226,32 @@ def _check_memory(engine: Engine, prompts: int) -> None:
   limit = backends.memory(device)
   if caches + reading + weights > limit:
     raise ValueError(
-      f'{engine.size} rows of {engine.width} prompt tokens and {engine.program.buffer} positions need '
+      f'{engine.size * engine.batches} rows of {engine.width} prompt tokens and {engine.program.buffer} positions need '
       f'{caches / 2**30:.1f} GiB of caches and {reading / 2**30:.1f} GiB to read {prompts} prompts, with '
       f'{weights / 2**30:.1f} GiB of weights more than the {limit / 2**30:.1f} GiB of {device}: {_LOWER}.'
     )
   known['fits'] = True
 
 
-def _cache_bytes(engine: Engine, prompts: int) -> int:
+def _cache_bytes(engine: Side, prompts: int) -> int:
   """Return the bytes on a device of the caches of a batch and of the prompts that are read for it."""
   program = engine.program
   params = engine.params
+  rows = engine.size * engine.batches
 
   def ints(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
   shapes = [
     jax.eval_shape(make, params, Prompt(ints(rows, engine.width), ints(rows)))
-    for make, rows in ((functools.partial(loop.caches_of, program), engine.size), (engine.read, prompts))
+    for make, rows in ((functools.partial(loop.caches_of, program), rows), (engine.read, prompts))
   ]
   if program.layout is None:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
   return sum(program.layout.bytes(x, program.cached_layout.caches(x)) for x in shapes)
 
 
-def _read_bytes(engine: Engine, prompts: int) -> int:
+def _read_bytes(engine: Side, prompts: int) -> int:
   """Return about the bytes on a device of what is alive while prompts are read: twice the largest product.
 
   With long prompts that is a layer's attention scores, which are alive with their softmax.

@@ -9,11 +9,13 @@ import dataclasses
 import os
 from typing import Any
 
+import jax
 from jax._src import xla_bridge  # which has no public name for whether JAX has started
 
 from speccascade import sampling
 from speccascade.backends import sharding
 from speccascade.engine import inputs, requests, validate
+from speccascade.engine.lowering import cut, lower
 from speccascade.engine.method import Strategy
 from speccascade.models import hidden
 from speccascade.types import check_bits, checked_int, Model, Network
@@ -168,4 +170,23 @@ def _check_models(method: Strategy, models: Sequence[Model]) -> list[Model]:
     method.origin.check_models(models, method.slots)
   for model in models:
     validate.check_network(model)
+  for choice in method.of_batches.values():
+    if not choice.whole_texts:
+      _check_apart(choice, [models[m] for m in choice.slots])
   return models
+
+
+def _check_apart(method: Strategy, slots: Sequence[Model]):
+  """Refuse a method with drafters on devices of their own that are not fed before its verifier, and only then."""
+  drafters = sharding.apart(slots)
+  if not drafters:
+    return
+  if jax.process_count() > 1:
+    raise ValueError(
+      'drafters on devices of their own need one process that has all devices: give all models one mesh.'
+    )
+  try:
+    cut(lower(method), drafters)
+  except ValueError as error:
+    problem = f'{method.name} cannot draft on devices of its own: {error}'
+    raise ValueError(f'{problem}; give all models one mesh.') from None

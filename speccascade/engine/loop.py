@@ -29,6 +29,7 @@ from speccascade.backends import Backend, ops, sharding
 from speccascade.engine import inputs, validate
 from speccascade.engine.lowering import lower
 from speccascade.engine.method import Method
+from speccascade.engine.packed import pack
 from speccascade.engine.phases import run as run_phases
 from speccascade.engine.state import Arrays, cache_slots, Context, first_state, Limits, State
 from speccascade.models import translation
@@ -48,8 +49,12 @@ class Program:
   backend: Backend = Backend()  # with the layout of a program for several devices
   trace: bool = False  # whether log-probabilities are recorded
   top: int = 0  # how many of the likeliest tokens are recorded
+  held: tuple[int, ...] | None = None  # the slots whose models lie on its devices; None: all
+  drafts: bool = True  # whether its models draft
 
   def __post_init__(self):
+    if self.held is None:
+      object.__setattr__(self, 'held', tuple(range(len(self.networks))))
     # A network is static in the program too, so that one for another backend is another program.
     bound = tuple(n.on(self.backend.for_slot(slot)) for slot, n in enumerate(self.networks))
     object.__setattr__(self, 'networks', bound)
@@ -62,7 +67,7 @@ class Program:
   @property
   def cached(self) -> list[int]:
     """The slots that have a cache."""
-    return sorted({*self.cache_of})
+    return sorted({self.cache_of[slot] for slot in self.held})
 
   @property
   def cached_layout(self) -> sharding.Layout | None:
@@ -191,10 +196,7 @@ def _run(program, method, params, state, stop, stop_at, processor=None) -> tuple
   """Loop; return the state, and what the host reads of it as one array, since each copy has a cost."""
   state = _rounds(program, method, params, state.replace(done=state.done | stop), stop_at, processor)
 
-  def as_int32(x):
-    return jax.lax.bitcast_convert_type(x, jnp.int32) if x.dtype == jnp.float32 else x.astype(jnp.int32)
-
-  packed = jnp.concatenate([as_int32(x).reshape(x.shape[0], -1) for x in jax.tree.leaves(host_arrays(state))], 1)
+  packed = pack(host_arrays(state))
   return state, packed if program.layout is None else program.layout.pin(packed)
 
 
@@ -209,18 +211,7 @@ run = compiled_with(())
 
 def _rounds(program, method, params, state: State, stop_at, processor) -> State:
   """Run rounds until `stop_at[0]` rows are done, or `stop_at[1]` rounds have passed."""
-  models = [*zip(program.networks, params, strict=True)]
-  context = Context(
-    extend=tuple(functools.partial(n.extend, p) for n, p in models),
-    corrected=tuple(functools.partial(n.corrected, p) if n.corrects else None for n, p in models),
-    packs=tuple(n.packs for n in program.networks),
-    cache_of=tuple(program.cached.index(slot) for slot in program.cache_of),
-    policy=method.policy,
-    eos_ids=program.networks[-1].eos_ids,
-    processor=processor,
-    backend=program.backend,
-    lacks=_lacks(program, method, params),
-  )
+  context = context_of(program, method, params, processor, lacks_of(program, method, params))
 
   # The state is constrained in every round, or its sharding would be what the compiler infers from the first one.
   def go_on(carry):
@@ -230,13 +221,29 @@ def _rounds(program, method, params, state: State, stop_at, processor) -> State:
   def step(carry):
     passed, state = carry
     state = state.replace(active=~state.done)  # a row that has ended passes through every phase unchanged
-    after = _end_stalled(method, state.length, run_phases(method.phases, context, state))
+    after = end_stalled(method, state.length, run_phases(method.phases, context, state))
     return passed + 1, program.pin(after)
 
   return jax.lax.while_loop(go_on, step, (jnp.int32(0), program.pin(state)))[1]
 
 
-def _end_stalled(method, before: Array, state: State) -> State:
+def context_of(program, method, params, processor, lacks: tuple[Array | None, ...]) -> Context:
+  """Return what is fixed while a program decodes by a method."""
+  models = [*zip(program.networks, params, strict=True)]
+  return Context(
+    extend=tuple(functools.partial(n.extend, p) for n, p in models),
+    corrected=tuple(functools.partial(n.corrected, p) if n.corrects else None for n, p in models),
+    packs=tuple(n.packs for n in program.networks),
+    cache_of=tuple(program.cached.index(slot) if slot in program.cached else None for slot in program.cache_of),
+    policy=method.policy,
+    eos_ids=program.networks[-1].eos_ids,
+    processor=processor,
+    backend=program.backend,
+    lacks=lacks,
+  )
+
+
+def end_stalled(method, before: Array, state: State) -> State:
   """End rows for which no round commits a token: `before` [B] were the lengths, `state` is that after the round."""
   grew = state.length > before
   if method.branches > 1:  # a row may wait for the others
@@ -247,7 +254,7 @@ def _end_stalled(method, before: Array, state: State) -> State:
   return state.replace(idle=idle, fault=fault, done=state.done | stalled)
 
 
-def _lacks(program, method, params) -> tuple[Array | None, ...]:
+def lacks_of(program, method, params) -> tuple[Array | None, ...]:
   """Return [V] by slot: the tokens that a drafter lacks, where a combiner of logits reads it."""
   by_slot = [translation.lacking(n, p) for n, p in zip(program.networks, params, strict=True)]
   read = method.adds_logits

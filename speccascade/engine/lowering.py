@@ -200,3 +200,18 @@ def lower(method: 'Method') -> Lowered:
   by_round = any(phase.by_round for phase in parts)
   beyond = max(facts.window, *(phase.beyond for phase in flat(phases)))
   return Lowered(phases, method.policy, method.slots, facts.window, beyond, by_round, branches)
+
+
+def cut(method: Lowered, drafters: Sequence[int]) -> tuple[Lowered, Lowered]:
+  """Return what of a round runs on the devices of some slots, the drafters, and what follows on the verifier's.
+
+  Raises:
+    ValueError: If models of both take turns, or a drafter is fed after the verifier.
+  """
+  if method.branches > 1:
+    raise ValueError('its models propose in turn, so that none of them only drafts')
+  fed = [next((p.feeds[0] for p in phase.parts() if p.feeds is not None), None) for phase in method.phases]
+  at = next(i for i, slot in enumerate(fed) if slot is not None and slot not in drafters)
+  if any(slot in drafters for slot in fed[at:]):
+    raise ValueError('it feeds a drafter after the verifier')
+  return method.replace(phases=method.phases[:at]), method.replace(phases=method.phases[at:])

@@ -95,7 +95,7 @@ class Context(NamedTuple):
   extend: tuple[Callable[..., tuple[Array, Cache]], ...]  # (cache, tokens, positions[, packing]) -> logits, cache
   packs: tuple[bool, ...]  # whether each model takes a packed window
   corrected: tuple[Callable[[Array, Array], Array] | None, ...]  # (logits [B, V], token [B]) -> logits
-  cache_of: tuple[int, ...]  # the cache that each model reads and writes
+  cache_of: tuple[int | None, ...]  # the cache that each model reads and writes; None where it lies elsewhere
   policy: stopping.Policy
   eos_ids: tuple[int, ...]
   processor: Callable[[Array, Array, Array], Array] | None = None  # (logits [V], tokens [T], how many) -> logits [V]
@@ -185,12 +185,13 @@ def _records(program, start, sampler: sampling.Sampler, tokens: Array, length: A
 
 def _window(program, start, batch: int, greedy: bool) -> Window:
   shape = (batch, start.window + 1, program.vocab)
-  read = range(len(program.networks)) if program.trace else start.logits_read
+  read = {*(range(len(program.networks)) if program.trace else start.logits_read)} & {*program.held}
   return Window(
     size=jnp.zeros(batch, jnp.int32),
-    probs=None if greedy else jnp.zeros((batch, start.window, program.vocab)),
+    probs=None if greedy or not program.drafts else jnp.zeros((batch, start.window, program.vocab)),
     source=jnp.zeros((batch, start.window), jnp.int32),
     logits=tuple(jnp.zeros(shape) if slot in read else None for slot in range(len(program.networks))),
+    vocab=program.vocab,
   )
 
 

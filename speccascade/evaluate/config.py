@@ -35,8 +35,11 @@ def _run(experiments: Sequence[Experiment], folder: str | None = None) -> list[E
   return list(experiments)
 
 
-def _mesh(shape: Mapping[str, int] | None = None):
-  """Return the shape of a run's mesh, as in mesh.shape = {'data': 2, 'model': 4}; None is one device."""
+def _mesh(shape: Mapping[str, int] | Sequence[Mapping[str, int]] | None = None):
+  """Return the shape of a run's mesh, as in mesh.shape = {'data': 2, 'model': 4}; None is one device.
+
+  With two, as in [{'data': 4}, {'model': 4}], the drafters lie on the first, and the last model on the other.
+  """
   return shape
 
 
@@ -103,6 +106,8 @@ def build(*, placed: bool = True) -> list[Experiment]:
   """
   with gin_files.building():
     shape = gin.get_configurable('speccascade.mesh')()
-    mesh = None if shape is None else (sharding.mesh if placed else sharding.unplaced)(shape)
+    shapes = tuple(shape) if isinstance(shape, list | tuple) else () if shape is None else (shape,)
+    meshes = sharding.meshes(*shapes) if placed and shapes else tuple(map(sharding.unplaced, shapes))
+    mesh = meshes if len(meshes) > 1 else next(iter(meshes), None)
     experiments = gin.get_configurable('speccascade.run')()
     return [e if mesh is None else dataclasses.replace(e, mesh=mesh) for e in experiments]

@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jax.sharding import AbstractMesh
-
 from speccascade import methods, sampling
 from speccascade.backends import sharding
 from speccascade.checkpoints.checkpoint import Checkpoint
@@ -50,7 +48,8 @@ class Experiment:
     latency_queue: Examples per row in a timed call. With 3 or more, throughput is also that of the steady part.
     domain: The field of an example's info by which acceptance is shown.
     trace_examples: How many examples are shown token by token.
-    mesh: The jax.sharding.Mesh on which the models are loaded, or one of `sharding.unplaced`; None: one device.
+    mesh: The jax.sharding.Mesh on which the models are loaded, or one of `sharding.unplaced`; two of them, of the
+      drafters and of the last model; None: one device.
     translate: Whether models that have other tokens than the last one are seen through its tokens.
   """
 
@@ -244,8 +243,7 @@ class Experiment:
     """Load the models; their names are made to differ."""
     given = self.models() if callable(self.models) else self.models
     loaded: list = []
-    mesh = sharding.mesh(self.mesh.shape) if isinstance(self.mesh, AbstractMesh) else self.mesh
-    models = [_load(m, mesh, loaded) for m in given]
+    models = [_load(m, mesh, loaded) for m, mesh in zip(given, sharding.of_each(self.mesh, len(given)), strict=True)]
     models = translation.for_the_last(models) if self.translate else models
     made = [(point, point.build()) for point in self.points]
     self._check_models(made, len(models))
@@ -279,7 +277,8 @@ class Experiment:
     fields |= {'task': self.task.name, 'models': _described(self.models)}
     curves = fields.pop('curves')
     mesh = fields.pop('mesh')
-    fields |= {} if mesh is None else {'mesh': dict(mesh.shape)}
+    shapes = [dict(one.shape) for one in (mesh if isinstance(mesh, tuple) else (mesh,)) if one is not None]
+    fields |= {'mesh': shapes[0] if len(shapes) == 1 else shapes} if shapes else {}
     for name in ('one_program', 'translate'):
       if not fields[name]:
         del fields[name]

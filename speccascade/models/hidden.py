@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from speccascade.backends import Backend
+from speccascade.backends import Backend, sharding
 from speccascade.backends.ops import take
 from speccascade.models.base import Around, Base
 from speccascade.types import Array, Cache, Model, Network, Params, Prompt
@@ -239,6 +239,8 @@ def beside(head: Model, verifier: Model) -> list[Model]:
     ValueError: If `head` is none, or the verifier is not of its size.
   """
   network, model = head.network, verifier.network
+  if sharding.apart([head, verifier]):
+    raise ValueError(f'{head.name} reads the states of {verifier.name}: load both with one mesh=….')
   if not isinstance(network, Head):
     raise ValueError(f'{head.name} is no head that reads hidden states, but a {type(network).__name__}: draft with it.')
   if isinstance(model, Head):

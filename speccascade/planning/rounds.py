@@ -68,7 +68,9 @@ class Round:
   phases: Mapping[str, float]
 
 
-def simulate(module: hlo.Module, bytes_per_cycle: float, unknown: int, *, shortest: bool = False) -> Round:
+def simulate(
+  module: hlo.Module, bytes_per_cycle: float, unknown: int, *, shortest: bool = False, computation: str | None = None
+) -> Round:
   """Return a round of a program.
 
   Args:
@@ -76,9 +78,10 @@ def simulate(module: hlo.Module, bytes_per_cycle: float, unknown: int, *, shorte
     bytes_per_cycle: What the memory moves at its peak.
     unknown: The turns of loops of which the program does not have the number.
     shortest: Whether of branches the shortest runs, and not the longest.
+    computation: What runs, as `module.entry`; None: the body of the decode loop.
   """
   line = _Timeline(module, EFFICIENCY * bytes_per_cycle, unknown, min if shortest else max)
-  line.run(module.body)
+  line.run(computation or module.body)
   line.bytes[''] += sum(size for _, size in line.started.values())  # which nothing waits for
   moved = {phase: n / line.speed for phase, n in line.bytes.items()}
   floor = sum(max(moved.get(phase, 0), line.core[phase]) for phase in moved.keys() | line.core.keys())

@@ -65,7 +65,7 @@ def check(*groups: list[str], accepts: bool = True, others: tuple[str, ...] = ()
 
 
 def test_a_mesh_decodes_what_one_device_decodes():
-  cases = ['t5:speculative:1:2x4:batch', 'decoder:opt:0:4x2:queue:distributions']
+  cases = ['t5:speculative:1:2x4:batch', 'decoder:opt:0:4x2:queue:distributions', 'decoder:opt:1:2x1/1x4:queue']
   listed, apart = check(cases, others=('listed', 'apart'))
   assert listed == {'shards': 8, 'same': True}  # a network whose parameters are no dict
   assert apart['error'].startswith('s and l do not lie on the same mesh: load both with one mesh=…')
@@ -76,6 +76,35 @@ def test_phases_of_each_kind_and_drafters_of_another_are_the_same_on_a_mesh():
   names = ['cos of three', 'block verification', 'bild', 'sv']
   phases = [f'{("t5", "decoder")[i % 2]}:{name}:{i // 2}:{MESHES[i]}:queue' for i, name in enumerate(names)]
   check(phases, ['decoder:head:1:2x4:batch', 't5:one pass:0:4x2:queue'])
+
+
+@pytest.mark.full
+def test_halves_of_a_batch_take_turns_on_the_meshes_of_drafters_and_verifier():
+  maximal = [
+    't5:speculative:1:1x1/1x1:batch',
+    't5:bild:0:2x1/2x2:queue',
+    'decoder:naive cos:1:2x1/1x4:queue:distributions',
+  ]
+  coupled = ['t5:opaque ensemble:1:1x2/2x1:queue:gumbel', 'decoder:sv:1:4x1/1x4:batch:gumbel:texts']
+  (apart,) = check(maximal, coupled, ['t5:sv exact:1:2x1/1x4:queue:texts'], others=('refused',))
+  assert apart == {
+    'cos of two': 'cos cannot draft on devices of its own: its models propose in turn, so that none of them only '
+    'drafts; give all models one mesh.',
+    'head': 'head reads the states of l: load both with one mesh=….',
+  }
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('name', [n for n in DRAFTED + LOCKSTEP if 'cos of' not in n] + ['one pass', 'translated'])
+@pytest.mark.parametrize('family', ['t5', 'decoder'])
+def test_every_method_is_the_same_where_halves_take_turns(family, name):
+  kinds = ['batch:gumbel', 'queue', 'queue:distributions:gumbel'] if name != 'block verification' else ['queue']
+  kinds = [f'{kind}:texts' for kind in kinds] if name.startswith('sv') else kinds
+  kinds = [kind for kind in kinds if name != 'sv' or 'gumbel' in kind]
+  cases = [
+    f'{family}:{name}:{t}:{("2x1/1x4", "4x1/2x2", "1x1/2x1")[i]}:{k}' for t in (0, 1) for i, k in enumerate(kinds)
+  ]
+  check(cases, accepts=name in DRAFTED)
 
 
 @pytest.mark.full

@@ -93,6 +93,19 @@ def test_what_is_no_mesh_and_no_rule_is_refused():
     sharding.specs(GROUPED, FOUR, (('mlp', 'rows'),))
 
 
+def test_meshes_share_no_device_and_the_last_model_has_the_other_of_two():
+  devices = [f'chip {i}' for i in range(8)]
+  drafters, verifier = sharding.meshes({'data': 2}, {'data': 1, 'model': 4}, devices=devices)
+  assert drafters.devices.ravel().tolist() == devices[:2] and verifier.devices.ravel().tolist() == devices[2:6]
+  with pytest.raises(ValueError, match="mesh {'model': 4}.* at most 3 devices"):
+    sharding.meshes({'data': 5}, {'model': 4}, devices=devices)
+  assert sharding.of_each((drafters, verifier), 3) == [drafters, drafters, verifier]
+  assert sharding.of_each(verifier, 2) == [verifier] * 2 and sharding.of_each(None, 2) == [None, None]
+  assert sharding.of_each({'data': 1}, 2) == sharding.of_each([{'data': 1}], 2)
+  with pytest.raises(ValueError, match='3 meshes: give one for all models, or two'):
+    sharding.of_each([{'data': 1}] * 3, 3)
+
+
 def test_a_mesh_leaves_no_process_out(monkeypatch):
   found = [types.SimpleNamespace(process_index=i // 2) for i in range(4)]
   monkeypatch.setattr(jax, 'devices', lambda: found)

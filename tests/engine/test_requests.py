@@ -561,7 +561,7 @@ def test_a_batch_that_ends_out_of_memory_says_what_to_lower(error):
 
   made = engine.Engine(Job.of(OPT, PAIR, [[1]] * 2, max_new_tokens=4, sampler=Sampler(0.0), seed=0))
   with pytest.raises(MemoryError, match=having('2 rows', '8', '9 bytes', 'lower max')):
-    made.collect(engine.Running(None, Failed(), ended=2, left=0))
+    made.collect(engine.Running(None, None, [Failed()], ended=2, left=0))
 
 
 def test_runs_are_bounded_and_the_texts_are_the_same(monkeypatch):

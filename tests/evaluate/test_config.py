@@ -100,6 +100,9 @@ def test_a_mesh_is_given_to_every_experiment(tmp_path):
     config.build()
   (elsewhere,) = config.build(placed=False)  # as what reads a run does
   assert "mesh: {'data': 2, 'model': 1}" in elsewhere.describe()
+  parse(GOOD + "mesh.shape = [{'data': 2}, {'model': 4}]\n", tmp_path)
+  (two,) = config.build(placed=False)
+  assert "mesh: [{'data': 2, 'model': 1}, {'data': 1, 'model': 4}]" in two.describe()
   with pytest.raises(ValueError, match='at most 1 devices'):
     elsewhere.load()
 

@@ -1,0 +1,145 @@
+"""Simulate rounds of drafters and a verifier on chips of their own, whose halves of a batch take turns.
+
+  python experiments/overlap/overlap.py PAIR OUT.csv [--batches 8 32 …]
+
+PAIR is t5 (small → XXL, speculative decoding) or llama (68M, a companion of 160M → 13B, speculative verification). All
+programs are compiled for v5e and simulated (`planning.rounds`): one mesh of eight chips as 1×8 and as 2×4, and drafters
+on four chips as 4×1 beside the verifier on four as 1×4. A killed run goes on with its next batch. It needs the extra
+`tpu`, and about a minute a program.
+"""
+
+import argparse
+import csv
+import dataclasses
+from pathlib import Path
+import sys
+
+import jax
+from jax.sharding import PartitionSpec
+import numpy as np
+
+from speccascade import backends, methods, Sampler
+from speccascade.backends import sharding
+from speccascade.engine import loop, overlap, requests
+from speccascade.engine.lowering import cut, lower
+from speccascade.models import shapes
+from speccascade.planning import aot, hlo, rounds
+from speccascade.sv import plans
+from speccascade.sv.predictors import AcceptanceTable
+
+TOPOLOGY, HALF = 'v5e:2x4', 'v5e:2x2'
+SOURCE, TOKENS, BLOCK = 128, 128, 5
+TABLE = AcceptanceTable(np.float32([0.75]), np.float32([[0.9], [0.95]]), np.float32([[0.1, 0.6], [0.2, 0.9]]))
+PROFILE = plans.Profile(TABLE, np.float32(8 + np.arange(2048)))  # its numbers decide nothing of what is compiled
+PAIRS = {
+  't5': ([(shapes.t5, n) for n in ('small', 'xxl')], methods.speculative(block=BLOCK)),
+  'llama': ([(shapes.llama, n) for n in ('68m', '160m', '13b')], methods.sv(PROFILE, BLOCK)),
+}
+COLUMNS = 'pair batch 1x8 2x4 drafters verifier crossing'.split()
+
+
+def milliseconds(compiled, method, halves: bool) -> float:
+  """Return the simulated time of a round, or of a program that is a part of one."""
+  chip = aot.chip_of(TOPOLOGY)
+  module = hlo.Module(compiled.as_text())
+  found = rounds.simulate(
+    module, chip.bandwidth / chip.clock, method.draft_turns, computation=module.entry if halves else module.body
+  )
+  return 1e3 * found.cycles / chip.clock
+
+
+def one_mesh(networks, method, batch: int, mesh) -> float:
+  """Return the milliseconds of a round on one mesh."""
+  placement = aot.Placement(aot.describe(TOPOLOGY).devices, mesh)
+  found = aot.compiled(method, networks, aot.Sizes(batch, SOURCE, TOKENS), Sampler(1.0), placement, 'tpu')
+  return milliseconds(found, method, halves=False)
+
+
+def two_meshes(networks, method, batch: int) -> tuple[float, float, int]:
+  """Return the milliseconds of the drafters and of the verifier for half a batch, and the bytes that cross."""
+  half = batch // overlap.HALVES
+  times, crossing, size = [], None, 0
+  for side, mesh in enumerate(({'data': 4}, {'model': 4})):
+    made = Program(networks, method, half, mesh, side)
+    run, args = made.turn(crossing)
+    _, sent, _ = jax.eval_shape(lambda *x, fixed=args[:2]: overlap._turn(*fixed, *x), *args[2:])
+    size += sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(sent))
+    crossing = sent
+    found = aot.compile_for('tpu', run, args, dict(backends.named('tpu').xla))
+    times.append(milliseconds(found, method, halves=True))
+  return *times, size
+
+
+class Program:
+  """The program of one of two meshes, as shapes."""
+
+  def __init__(self, networks, method, rows: int, mesh, side: int):
+    lowered = lower(method.of(networks))
+    last = len(networks) - 1
+    held = (last,) if side else tuple(range(last))
+    halves = cut(lowered, range(last))
+    self.method = halves[side]
+    self.sends = None if side else tuple(slot for slot in held if slot in halves[1].logits_read)
+    self.rows = rows
+    self.placement = aot.Placement(aot.describe(HALF).devices, mesh)
+    specs = [sharding.specs(n, self.placement.mesh) if m in held else None for m, n in enumerate(networks)]
+    vocab = min(n.vocab_size for n in networks)
+    layout = sharding.planned(networks, self.placement.mesh, specs, rows, lowered.window, vocab)
+    backend = backends.named('tpu').on_mesh(layout)
+    buffer = loop.positions(networks[-1], SOURCE, TOKENS, lowered.beyond)
+    slots = tuple(range(len(networks)))
+    self.fixed = loop.Program(tuple(networks), slots, buffer, vocab, backend, held=held, drafts=not side)
+
+    def parameters(m):
+      return jax.eval_shape(backend.prepare, aot.parameters(networks[m])) if m in held else None
+
+    shapes_of = tuple(map(parameters, slots))
+    self.params = tuple(x and self.placement.put(x, s) for x, s in zip(shapes_of, specs, strict=True))
+    zero = np.uint32(0)
+    row = requests.Row(np.zeros(SOURCE, np.int32), 0, 0, 0, TOKENS, 0, zero, zero, Sampler(1.0), (), (), (), 0)
+    arrays = requests.arrays([row] * rows, requests.features([row]), rows, SOURCE, vocab)
+    state = jax.eval_shape(lambda p: loop.blank(self.fixed, lowered.start, p, arrays), shapes_of)
+    kept, self.first = jax.eval_shape(lambda s: overlap.parted(self.fixed, s, s.length), state)
+    where = self.fixed.specs(state)
+    self.kept = self.placement.put(
+      kept, overlap.Kept(where.caches, where.window.logits, where.window.probs, where.limits)
+    )
+
+  def turn(self, crossing):
+    """Return the program and the shapes that it is compiled for, with what crossed from the other mesh."""
+    crossing = self.first if crossing is None else crossing
+    by_row = PartitionSpec(sharding.DATA)
+    specs = jax.tree.map(lambda x: PartitionSpec() if x.ndim == 2 else by_row, crossing)
+    lacks = (None,) * len(self.fixed.networks)
+    given = self.placement.put(crossing, specs), self.placement.put(np.zeros(self.rows, bool)), lacks, None
+    run = overlap.compiled_with(())
+    return run, (self.fixed, self.sends, self.placement.put(self.method), self.params, self.kept, *given)
+
+
+def main():
+  """Append a line for each batch that the file does not have."""
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('pair', choices=PAIRS)
+  parser.add_argument('out', type=Path)
+  parser.add_argument('--batches', type=int, nargs='+', default=(8, 32, 64, 128, 256))
+  args = parser.parse_args()
+  jax.config.update('jax_platforms', 'cpu')  # whatever is here, it is not what is compiled for
+  sizes, method = PAIRS[args.pair]
+  networks = [dataclasses.replace(make(size), scan=True) for make, size in sizes]
+  done = [*csv.DictReader(args.out.open())] if args.out.exists() else []
+  for batch in args.batches:
+    if any((x['pair'], x['batch']) == (args.pair, str(batch)) for x in done):
+      continue
+    found = [two_meshes(networks, method, batch)]
+    found = [one_mesh(networks, method, batch, m) for m in ({'model': 8}, {'data': 2, 'model': 4})] + [*found[0]]
+    new = not args.out.exists()
+    with args.out.open('a') as file:
+      lines = csv.writer(file)
+      if new:
+        lines.writerow(COLUMNS)
+      lines.writerow([args.pair, batch, *(f'{x:.2f}' for x in found[:-1]), found[-1]])
+    print(args.pair, batch, *(f'{x:.2f}' for x in found), flush=True)
+
+
+if __name__ == '__main__':
+  sys.exit(main())
