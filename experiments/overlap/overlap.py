@@ -62,7 +62,7 @@ def two_meshes(networks, method, batch: int) -> tuple[float, float, int]:
   for side, mesh in enumerate(({'data': 4}, {'model': 4})):
     made = Program(networks, method, half, mesh, side)
     run, args = made.turn(crossing)
-    _, sent, _ = jax.eval_shape(lambda *x, fixed=args[:2]: overlap._turn(*fixed, *x), *args[2:])
+    _, sent, _ = jax.eval_shape(lambda *x, fixed=args[:3]: overlap._turn(*fixed, *x), *args[3:])
     size += sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(sent))
     crossing = sent
     found = aot.compile_for('tpu', run, args, dict(backends.named('tpu').xla))
@@ -113,7 +113,15 @@ class Program:
     lacks = (None,) * len(self.fixed.networks)
     given = self.placement.put(crossing, specs), self.placement.put(np.zeros(self.rows, bool)), lacks, None
     run = overlap.compiled_with(())
-    return run, (self.fixed, self.sends, self.placement.put(self.method), self.params, self.kept, *given)
+    return run, (
+      self.fixed,
+      self.sends is None,
+      self.sends,
+      self.placement.put(self.method),
+      self.params,
+      self.kept,
+      *given,
+    )
 
 
 def main():

@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator, Sequence
 import concurrent.futures
+import dataclasses
 import functools
 import math
 import time
@@ -70,11 +71,12 @@ class Side:
     given = [x for s in slots for x in jax.tree.leaves(s.params) if isinstance(x, jax.Array)]
     self.weights = given, self.params  # a backend's copies, and what they were made of
     networks = tuple(s.network for s in slots)
-    drafts = any(phase.draws for phase in method.parts)
-    recorded = job.trace, self.needs.top
-    caches = cache_slots(models)
-    here = None if held is None else tuple(held)
-    self.program = loop.Program(networks, caches, buffer, self.vocab, backend, *recorded, here, drafts)
+    sizes = buffer, self.vocab, backend, job.trace, self.needs.top
+    self.program = loop.Program(networks, cache_slots(models), *sizes)
+    if held is not None:
+      shown = tuple(range(len(slots))) if method.branches > 1 else tuple(held)  # in turn, each side tests
+      drafts = any(phase.draws for phase in method.parts)
+      self.program = dataclasses.replace(self.program, held=tuple(held), shown=shown, drafts=drafts)
     self.fits = set()  # how many prompts may be read at once
 
   def prefill(self, prompts: Sequence[np.ndarray], size: int) -> tuple:

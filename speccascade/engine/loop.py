@@ -50,11 +50,14 @@ class Program:
   trace: bool = False  # whether log-probabilities are recorded
   top: int = 0  # how many of the likeliest tokens are recorded
   held: tuple[int, ...] | None = None  # the slots whose models lie on its devices; None: all
+  shown: tuple[int, ...] | None = None  # the slots whose logits its window has; None: those that it holds
   drafts: bool = True  # whether its models draft
 
   def __post_init__(self):
     if self.held is None:
       object.__setattr__(self, 'held', tuple(range(len(self.networks))))
+    if self.shown is None:
+      object.__setattr__(self, 'shown', self.held)
     # A network is static in the program too, so that one for another backend is another program.
     bound = tuple(n.on(self.backend.for_slot(slot)) for slot, n in enumerate(self.networks))
     object.__setattr__(self, 'networks', bound)

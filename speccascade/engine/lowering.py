@@ -55,6 +55,10 @@ class Phase:
     """Return the phases of each round that there may be, where it runs one of several lists of phases."""
     return [(self,)]
 
+  def only(self, slots: Sequence[int]) -> 'Phase':
+    """Return it without what feeds other models than those of some slots, where models take turns."""
+    return self
+
   def mapped(self, change: Callable[['Phase'], 'Phase']) -> 'Phase':
     """Return it changed, or, where it runs others, with each of them changed."""
     return change(self)
@@ -205,12 +209,16 @@ def lower(method: 'Method') -> Lowered:
 def cut(method: Lowered, drafters: Sequence[int]) -> tuple[Lowered, Lowered]:
   """Return what of a round runs on the devices of some slots, the drafters, and what follows on the verifier's.
 
+  Where models take turns, each side has those of its own.
+
   Raises:
-    ValueError: If models of both take turns, or a drafter is fed after the verifier.
+    ValueError: If a drafter is fed after the verifier.
   """
+  slots = range(len(method.slots))
   if method.branches > 1:
-    raise ValueError('its models propose in turn, so that none of them only drafts')
-  fed = [next((p.feeds[0] for p in phase.parts() if p.feeds is not None), None) for phase in method.phases]
+    sides = drafters, [slot for slot in slots if slot not in drafters]
+    return tuple(method.replace(phases=tuple(p.only(side) for p in method.phases)) for side in sides)
+  fed = [phase.feeds[0] if phase.feeds is not None else None for phase in method.phases]
   at = next(i for i, slot in enumerate(fed) if slot is not None and slot not in drafters)
   if any(slot in drafters for slot in fed[at:]):
     raise ValueError('it feeds a drafter after the verifier')

@@ -83,7 +83,7 @@ def parted(
     sends: The slots whose logits cross with the distributions of drafts; None: neither does.
   """
   w = state.window
-  own = tuple(x if slot in program.held else None for slot, x in enumerate(w.logits))
+  own = tuple(x if slot in program.shown else None for slot, x in enumerate(w.logits))
   kept = Kept(state.caches, own, w.probs if program.drafts else None, state.limits)
   # Static parts that name the devices are those of neither mesh.
   noise = state.noise.replace(layout=None) if isinstance(state.noise, sampling.Keyed) else state.noise
@@ -123,13 +123,23 @@ def _insert(program, start, prefix: tuple, batch: loop.InsertBatch, kept: Kept, 
 
 
 def _turn(
-  program, sends: tuple[int, ...] | None, method, params, kept: Kept, crossing: Crossing, stop, lacks, processor
+  program,
+  ends: bool,
+  sends: tuple[int, ...] | None,
+  method,
+  params,
+  kept: Kept,
+  crossing: Crossing,
+  stop,
+  lacks,
+  processor,
 ) -> tuple[Kept, Crossing, Array]:
   """Run the phases of one side; return also how many rows are done.
 
   Args:
     program: The program.
-    sends: The slots whose logits the verifier reads; None where the round ends here.
+    ends: Whether the round ends here.
+    sends: As of `parted`.
     method: The phases.
     params: The parameters.
     kept: What stayed.
@@ -139,12 +149,12 @@ def _turn(
     processor: As of `speccascade.decode`.
   """
   state, since = joined(program, kept, crossing)
-  if sends is not None:
+  if not ends:
     done = state.done | stop
     state = state.replace(done=done, active=~done)
     since = state.length
   state = run_phases(method.phases, loop.context_of(program, method, params, processor, lacks), state)
-  if sends is None:
+  if ends:
     state = loop.end_stalled(method, since, state)
   kept, crossing = parted(program, program.pin(state), since, sends)
   return kept, crossing, state.done.sum()
@@ -157,7 +167,7 @@ insert = jax.jit(_insert, static_argnums=0, donate_argnums=4)
 @functools.cache
 def compiled_with(options: tuple[tuple[str, str], ...]):
   """Return the jitted `_turn`, compiled with options of XLA."""
-  return jax.jit(_turn, static_argnums=(0, 1), donate_argnums=4, compiler_options=dict(options))
+  return jax.jit(_turn, static_argnums=(0, 1, 2), donate_argnums=5, compiler_options=dict(options))
 
 
 def _shown(crossing: Crossing) -> Array:
@@ -188,7 +198,9 @@ class Overlapped(Rounds):
     self.method = method
     self.needs = sides[-1].needs
     read = range(len(method.slots)) if job.trace else sides[-1].method.logits_read
-    self.sends = tuple(slot for slot in apart if slot in read)
+    self.sends = tuple(slot for slot in apart if slot in read), None
+    if method.branches > 1:  # each side tests, and moves what is pending
+      self.sends = (tuple(range(len(method.slots))),) * 2
     self.where = [_where(side) for side in sides]
     params = [next(side.params[i] for side in sides if i in side.program.held) for i in range(len(method.slots))]
     lacks = loop.lacks_of(sides[-1].program, method, params)
@@ -283,9 +295,8 @@ class Overlapped(Rounds):
     kept = [half.drafters, half.verifier]
     for i, side in enumerate(self.sides):
       turn = compiled_with(backends.known(side.program.backend.xla))
-      sends = None if i else self.sends
       how = stop, self.lacks[i], self.processor
-      given = side.program, sends, side.method, side.params
+      given = side.program, i == 1, self.sends[i], side.method, side.params
       kept[i], crossing, count = turn(*given, kept[i], crossing, *how)
       crossing = self._put(1 - i, crossing)
     return Half(*kept, crossing), count

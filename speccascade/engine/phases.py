@@ -451,6 +451,12 @@ class Alternate(Phase):
   def rounds(self):
     return [some for branch in self.branches for some in rounds(branch)]
 
+  def only(self, slots):
+    fed = [{phase.feeds[0] for phase in flat(branch) if phase.feeds is not None} for branch in self.branches]
+    if mixed := [some for some in fed if some & {*slots} and some - {*slots}]:
+      raise ValueError(f'it feeds the models {sorted(mixed[0])} in one turn')
+    return self.replace(branches=tuple(b if f <= {*slots} else () for b, f in zip(self.branches, fed, strict=True)))
+
   def mapped(self, change):
     return self.replace(branches=tuple(mapped(change, branch) for branch in self.branches))
 

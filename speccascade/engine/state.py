@@ -185,7 +185,7 @@ def _records(program, start, sampler: sampling.Sampler, tokens: Array, length: A
 
 def _window(program, start, batch: int, greedy: bool) -> Window:
   shape = (batch, start.window + 1, program.vocab)
-  read = {*(range(len(program.networks)) if program.trace else start.logits_read)} & {*program.held}
+  read = {*(range(len(program.networks)) if program.trace else start.logits_read)} & {*program.shown}
   return Window(
     size=jnp.zeros(batch, jnp.int32),
     probs=None if greedy or not program.drafts else jnp.zeros((batch, start.window, program.vocab)),
