@@ -3,9 +3,9 @@
   python experiments/overlap/overlap.py PAIR OUT.csv [--batches 8 32 …]
 
 PAIR is t5 (small → XXL, speculative decoding) or llama (68M, a companion of 160M → 13B, speculative verification). All
-programs are compiled for v5e and simulated (`planning.rounds`): one mesh of eight chips as 1×8 and as 2×4, and drafters
-on four chips as 4×1 beside the verifier on four as 1×4. A killed run goes on with its next batch. It needs the extra
-`tpu`, and about a minute a program.
+programs are compiled for v5e and simulated (`planning.rounds`): one mesh of eight chips as 1×8 and as 2×4, one of four
+as 1×4, and drafters on four chips as 4×1 beside the verifier on four as 1×4. A killed run goes on with its next batch.
+It needs the extra `tpu`, and about a minute a program.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from speccascade import backends, methods, Sampler
 from speccascade.backends import sharding
 from speccascade.engine import loop, overlap, requests
 from speccascade.engine.lowering import cut, lower
+from speccascade.host.errors import out_of_memory
 from speccascade.models import shapes
 from speccascade.planning import aot, hlo, rounds
 from speccascade.sv import plans
@@ -35,7 +36,8 @@ PAIRS = {
   't5': ([(shapes.t5, n) for n in ('small', 'xxl')], methods.speculative(block=BLOCK)),
   'llama': ([(shapes.llama, n) for n in ('68m', '160m', '13b')], methods.sv(PROFILE, BLOCK)),
 }
-COLUMNS = 'pair batch 1x8 2x4 drafters verifier crossing'.split()
+MESHES = {'1x4': (HALF, {'model': 4}), '1x8': (TOPOLOGY, {'model': 8}), '2x4': (TOPOLOGY, {'data': 2, 'model': 4})}
+COLUMNS = ['pair', 'batch', *MESHES, 'drafters', 'verifier', 'crossing']
 
 
 def milliseconds(compiled, method, halves: bool) -> float:
@@ -48,10 +50,15 @@ def milliseconds(compiled, method, halves: bool) -> float:
   return 1e3 * found.cycles / chip.clock
 
 
-def one_mesh(networks, method, batch: int, mesh) -> float:
-  """Return the milliseconds of a round on one mesh."""
-  placement = aot.Placement(aot.describe(TOPOLOGY).devices, mesh)
-  found = aot.compiled(method, networks, aot.Sizes(batch, SOURCE, TOKENS), Sampler(1.0), placement, 'tpu')
+def one_mesh(networks, method, batch: int, topology: str, mesh) -> float:
+  """Return the milliseconds of a round on one mesh, NaN where it does not fit."""
+  placement = aot.Placement(aot.describe(topology).devices, mesh)
+  try:
+    found = aot.compiled(method, networks, aot.Sizes(batch, SOURCE, TOKENS), Sampler(1.0), placement, 'tpu')
+  except jax.errors.JaxRuntimeError as error:
+    if not out_of_memory(error):
+      raise
+    return float('nan')
   return milliseconds(found, method, halves=False)
 
 
@@ -138,8 +145,8 @@ def main():
   for batch in args.batches:
     if any((x['pair'], x['batch']) == (args.pair, str(batch)) for x in done):
       continue
-    found = [two_meshes(networks, method, batch)]
-    found = [one_mesh(networks, method, batch, m) for m in ({'model': 8}, {'data': 2, 'model': 4})] + [*found[0]]
+    found = [one_mesh(networks, method, batch, *where) for where in MESHES.values()]
+    found += two_meshes(networks, method, batch)
     new = not args.out.exists()
     with args.out.open('a') as file:
       lines = csv.writer(file)
