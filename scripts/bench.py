@@ -51,6 +51,7 @@ FAMILIES = {
   't5': (shapes.t5, shapes.T5_V1_1),
   'llama': (shapes.llama, shapes.LLAMA),
   'gemma2': (shapes.gemma2, shapes.GEMMA2),
+  't5gemma': (shapes.t5gemma, shapes.T5GEMMA),
 }
 PIECES = {  # of a CPU's backend: what is plain XLA's instead
   'products in parts, where the CPU has tiles': (),

@@ -26,12 +26,12 @@ from speccascade.models.eagle import Eagle, HeadConfig
 from speccascade.models.hidden import Head
 from speccascade.models.medusa import Medusa, MedusaConfig
 from speccascade.models.rope import Rope
-from speccascade.models.t5 import T5, T5Config
+from speccascade.models.t5 import T5, T5Config, T5GemmaConfig
 from speccascade.types import Model, Network, Params
 
 SIDECAR = 'speccascade.json'
 _FORMAT = 1
-_NETWORKS = T5, T5Config, Decoder, DecoderConfig, Span, Rope, Eagle, HeadConfig, Medusa, MedusaConfig
+_NETWORKS = T5, T5Config, T5GemmaConfig, Decoder, DecoderConfig, Span, Rope, Eagle, HeadConfig, Medusa, MedusaConfig
 _CLASSES = {cls.__name__: cls for cls in _NETWORKS}
 
 

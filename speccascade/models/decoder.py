@@ -90,6 +90,25 @@ class DecoderConfig:
     """Return the different spans."""
     return tuple(dict.fromkeys(self.spans))
 
+  @property
+  def kind_of_each(self) -> tuple[int, ...]:
+    """Return which of the different spans each layer has."""
+    return tuple(self.kinds.index(span) for span in self.spans)
+
+
+def sights(c: DecoderConfig, positions: Array, scan: bool) -> list[tuple]:
+  """Return how far back each kind of layer sees, and by which angles it turns; in a scan all turn or none does."""
+  angles = [rope_lib.angles(s.rope, c.head_dim, positions) if s.rope else None for s in c.kinds]
+  turned = next((x for x in angles if x), None)
+  if scan and turned:
+    angles = [x or (jnp.ones_like(turned[0]), jnp.zeros_like(turned[1])) for x in angles]
+  return [(s.window, x) for s, x in zip(c.kinds, angles, strict=True)]
+
+
+def embedder_of(c: DecoderConfig, dtype: str, backend: Backend) -> blocks.Embed:
+  """Return a config's table of tokens."""
+  return blocks.Embed(c.vocab_size, c.projected_dim or c.embed_dim, scale=c.embed_scale, dtype=dtype, backend=backend)
+
 
 def norm_of(c: DecoderConfig, dtype: str) -> Callable[..., blocks.Norm]:
   """Return the constructor of a config's norms."""
@@ -116,26 +135,33 @@ def attention_of(c: DecoderConfig, dtype: str, backend: Backend) -> blocks.Atten
 
 
 class Layer(nn.Module):
-  """Attention and MLP, each added to what it read."""
+  """Attention and MLP, each added to what it read; `relative` makes a bias on the scores that is the layer's own."""
 
   config: DecoderConfig
   dtype: str
   backend: Backend
+  relative: Callable[[], blocks.RelativeBias] | None = None
+
+  attentions = (('attention', 'attention'),)  # the names of each, in its norms and of its module
 
   def setup(self):
     c = self.config
     norm = norm_of(c, self.dtype)
-    if c.norms in ('pre', 'sandwich', 'shared'):
-      self.pre_attention_layer_norm = norm()
-      self.pre_mlp_layer_norm = self.pre_attention_layer_norm if c.norms == 'shared' else norm()
-    if c.norms not in ('pre', 'shared'):
-      self.post_attention_layer_norm, self.post_mlp_layer_norm = norm(), norm()
-    self.attention = attention_of(c, self.dtype, self.backend)
+    for block, _ in (*self.attentions, ('mlp', 'mlp')):
+      if c.norms in ('pre', 'sandwich', 'shared'):
+        shared = c.norms == 'shared' and block == 'mlp'
+        setattr(self, f'pre_{block}_layer_norm', self.pre_attention_layer_norm if shared else norm())
+      if c.norms not in ('pre', 'shared'):
+        setattr(self, f'post_{block}_layer_norm', norm())
+    for _, name in self.attentions:
+      setattr(self, name, attention_of(c, self.dtype, self.backend))
     if c.experts:
       routed = c.experts, c.experts_per_token, c.experts_normalised
       self.mlp = Experts(c.mlp_dim, *routed, c.activation, c.gated, self.dtype, self.backend)
     else:
       self.mlp = blocks.Mlp(c.mlp_dim, c.activation, c.gated, c.mlp_bias, self.dtype, self.backend)
+    if self.relative:
+      self.relpos_bias = self.relative()
 
   def __call__(self, x: Array, cache: Cache, number: Array | int, view: View, angles) -> tuple[Array, Cache]:
     """Return what the layer makes of x [B, L, E], and the cache with its keys and values."""
@@ -148,8 +174,8 @@ class Layer(nn.Module):
     entry = self.attention.entry(y, angles)
     return self._finish(x, self.attention.attend(y, entry, view.mask(x.shape[1]), rope=angles)), entry
 
-  def _finish(self, x: Array, y: Array) -> Array:
-    after = self._leave(x, y, 'attention')
+  def _finish(self, x: Array, y: Array, block: str = 'attention') -> Array:
+    after = self._leave(x, y, block)
     return self._leave(after, self.mlp(self._enter(x if self.config.parallel else after, 'mlp')), 'mlp')
 
   def _enter(self, x: Array, block: str) -> Array:
@@ -176,7 +202,7 @@ class DecoderModule(nn.Module):
   def setup(self):
     c = self.config
     on = dict(dtype=self.dtype, backend=self.backend)
-    self.token_embedder = blocks.Embed(c.vocab_size, c.projected_dim or c.embed_dim, **on)
+    self.token_embedder = embedder_of(c, **on)
     if c.positions:
       rows = c.positions + c.position_offset
       self.position_embedder = blocks.Embed(rows, c.embed_dim, ('positions', 'embed'), **on)
@@ -186,7 +212,7 @@ class DecoderModule(nn.Module):
     layer = functools.partial(Layer, c, self.dtype, self.backend)
     self.layers = layer() if self.scan else [layer() for _ in c.spans]
     if c.final_norm:
-      self.final_norm = blocks.Norm(c.norm_eps, c.norm_offset, c.layer_norm, dtype=self.dtype)
+      self.final_norm = norm_of(c, self.dtype)()
     if not c.tied:
       self.logits_dense = blocks.Dense(c.vocab_size, ('embed', 'vocab'), out_dtype=jnp.float32, **on)
 
@@ -197,7 +223,7 @@ class DecoderModule(nn.Module):
 
   def feed(self, cache: Cache, tokens: Array, positions: Array, packing=None, kept=()) -> tuple:
     """Return the same with what the head reads [B, L, E] in the place of logits."""
-    visible = self._visible(positions)
+    visible = sights(self.config, positions, self.scan)
 
     def body(layer, carry, at):
       window, angles = blocks.choose(visible, at[1])
@@ -205,14 +231,14 @@ class DecoderModule(nn.Module):
       return after, after[0] if kept else None
 
     first = self.embed(tokens, positions, packing)
-    (x, cache), states = blocks.over_layers(self.layers, body, (first, cache), self._kinds)
+    (x, cache), states = blocks.over_layers(self.layers, body, (first, cache), self.config.kind_of_each)
     x = self.normed(x)
     return x, cache, *([blocks.kept_states(kept, first, states, x)] if kept else [])
 
   def read(self, tokens: Array, kept=()) -> tuple[Cache, Array | None]:
     """Return the cache of texts [B, L] from their beginning, and with `kept` the states of `kept_states`."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
-    visible = self._visible(positions)
+    visible = sights(self.config, positions, self.scan)
 
     def body(layer, x, at):
       window, angles = blocks.choose(visible, at[1])
@@ -220,29 +246,14 @@ class DecoderModule(nn.Module):
       return x, (entry, x if kept else None)
 
     first = self.embed(tokens, positions)
-    x, outs = blocks.over_layers(self.layers, body, first, self._kinds)
+    x, outs = blocks.over_layers(self.layers, body, first, self.config.kind_of_each)
     entries, states = outs if self.scan else tuple(zip(*outs))
     return cache_lib.stack(entries), blocks.kept_states(kept, first, states, self.normed(x)) if kept else None
-
-  @property
-  def _kinds(self) -> tuple[int, ...]:
-    return tuple(self.config.kinds.index(span) for span in self.config.spans)
-
-  def _visible(self, positions: Array) -> list[tuple]:
-    """Return how far back each kind of layer sees, and by which angles it turns; in a scan all turn or none does."""
-    kinds, dim = self.config.kinds, self.config.head_dim
-    angles = [rope_lib.angles(s.rope, dim, positions) if s.rope else None for s in kinds]
-    turned = next((x for x in angles if x), None)
-    if self.scan and turned:
-      angles = [x or (jnp.ones_like(turned[0]), jnp.zeros_like(turned[1])) for x in angles]
-    return [(s.window, x) for s, x in zip(kinds, angles, strict=True)]
 
   def embed(self, tokens: Array, positions: Array, packing=None) -> Array:
     """Return the first layer's input [B, L, E]."""
     c = self.config
     x = self.token_embedder(tokens, packing)
-    if c.embed_scale:
-      x = x * jnp.asarray(c.embed_scale, x.dtype)
     if c.projected_dim:
       x = self.input_projection(x)
     if c.positions:

@@ -112,11 +112,12 @@ class Dense(nn.Module):
 
 
 class Embed(nn.Module):
-  """Look rows of a table up, and score them all with `attend`, for a tied head."""
+  """Look rows of a table up, multiplied by `scale`, and score them all with `attend`, for a tied head."""
 
   rows: int
   features: int
   axes: tuple[str, str] = ('vocab', 'embed')
+  scale: float | None = None
   dtype: Dtype = jnp.float32
   backend: Backend = Backend()
 
@@ -124,7 +125,10 @@ class Embed(nn.Module):
     self.embedding = parameter(self, 'embedding', nn.initializers.normal(1.0), self.axes, (self.rows, self.features))
 
   def __call__(self, index: Array, packing: packing_lib.Packing | None = None) -> Array:
-    index = packing_lib.pack(packing, index)
+    found = self._found(packing_lib.pack(packing, index))
+    return found * jnp.asarray(self.scale, found.dtype) if self.scale else found
+
+  def _found(self, index: Array) -> Array:
     if not isinstance(self.embedding, Quantised):
       return jnp.take(self.embedding, index, axis=0, mode='clip')
     # One row alone would be a slice, for which a TPU lays out a table of int8 anew.

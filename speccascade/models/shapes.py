@@ -4,7 +4,7 @@ import dataclasses
 
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.rope import Rope
-from speccascade.models.t5 import T5, T5Config
+from speccascade.models.t5 import T5, T5Config, T5GemmaConfig
 from speccascade.types import Network
 
 T5_V1_1 = {  # embedding, heads, MLP, layers
@@ -31,6 +31,7 @@ GEMMA2 = {  # embedding, heads, key-value heads, head dimension, MLP, layers, 1/
   '9b': (3584, 16, 8, 256, 14336, 42, 256),
   '27b': (4608, 32, 16, 128, 36864, 46, 144),
 }
+T5GEMMA = {'2b': ('2b', '2b'), '9b-2b': ('9b', '2b'), '9b': ('9b', '9b')}  # encoder and decoder
 
 
 def in_dtype(network: Network, dtype: str) -> Network:
@@ -92,6 +93,12 @@ def gemma2(size: str, dtype: str = 'bfloat16') -> Decoder:
   return in_dtype(Decoder(config, (1,)), dtype)
 
 
+def t5gemma(size: str, dtype: str = 'bfloat16') -> T5:
+  """Return T5Gemma of a published size."""
+  encoder, decoder = (gemma2(stack).config for stack in T5GEMMA[size])
+  return in_dtype(T5(T5GemmaConfig(**vars(decoder), encoder=encoder), start_id=2), dtype)
+
+
 PAIRS = {  # drafter and verifier
   't5_small_xl': (t5, 'small', 'xl'),
   't5_small_xxl': (t5, 'small', 'xxl'),
@@ -102,6 +109,7 @@ PAIRS = {  # drafter and verifier
   'qwen3_0.6b_30b_a3b': (qwen3, '0.6b', '30b_a3b'),
   'gemma2_2b_9b': (gemma2, '2b', '9b'),
   'gemma2_2b_27b': (gemma2, '2b', '27b'),
+  't5gemma_2b_9b': (t5gemma, '2b', '9b'),
 }
 
 

@@ -1,14 +1,17 @@
-"""T5 (Raffel et al. 2020): v1.0, v1.1, Flan-T5, mT5, umT5 and ByT5.
+"""T5 (Raffel et al. 2020), v1.0, v1.1, Flan-T5, mT5, umT5 and ByT5, and T5Gemma (Zhang et al. 2025).
 
-Attention scores are not scaled by 1/√D; positions enter as a learned bias for each bucket of the distance, shared by
-all layers of a stack, or of each layer (umT5, and what T5X trains scanned). Parameters have T5X's unscanned names;
-kernels are (in, out).
+Both are stacks of the layers of `models.decoder`, those of the decoder with cross-attention. T5's scores are not scaled
+by 1/√D; positions enter as a learned bias for each bucket of the distance, shared by all layers of a stack, or of each
+layer (umT5, and what T5X trains scanned). T5Gemma's layers are those of Gemma 2. Parameters have T5X's unscanned
+names; kernels are (in, out).
 
 Axis letters: B batch, S source, L new tokens, T slots, E embedding, H heads, V vocabulary.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
+import math
 
 from flax import linen as nn
 import jax.numpy as jnp
@@ -17,6 +20,7 @@ from speccascade.backends import Backend, Offsets, View
 from speccascade.models import cache as cache_lib
 from speccascade.models import layers as blocks
 from speccascade.models.base import at_width, Base, without_layers
+from speccascade.models.decoder import DecoderConfig, embedder_of, Layer, norm_of, sights, Span
 from speccascade.types import Array, Cache, Params, Prompt
 
 
@@ -40,123 +44,161 @@ class T5Config:
   norm_eps: float = 1e-6
   shared_bias: bool = True  # one relative bias for all layers of a stack, or one for each
 
+  shared_table = True  # of both stacks
 
-class _Part(nn.Module):
-  """What the layers and stacks have in common: the constructors of their modules."""
+  @property
+  def encoder(self) -> DecoderConfig:
+    return self._stack(self.encoder_layers)
 
-  config: T5Config
-  dtype: str
-  backend: Backend
-  scan: bool = False  # of a stack
+  @property
+  def decoder(self) -> DecoderConfig:
+    return self._stack(self.decoder_layers)
 
-  def norm(self) -> blocks.Norm:
-    """Return a norm."""
-    return blocks.Norm(self.config.norm_eps, dtype=self.dtype)
+  def _stack(self, layers: int) -> DecoderConfig:
+    sizes = self.vocab_size, self.embed_dim, self.heads, self.heads, self.head_dim, self.mlp_dim
+    switches = dict(activation=self.activation, gated=self.gated, norm_eps=self.norm_eps, tied=self.tied)
+    return DecoderConfig(*sizes, (Span(0, None),) * layers, **switches, attention_scale=1.0)
 
-  def attention_block(self) -> blocks.Attention:
-    """Return an attention, whose scores are not scaled."""
-    c = self.config
-    return blocks.Attention(
-      c.embed_dim, c.heads, c.heads, c.head_dim, scale=1.0, dtype=self.dtype, backend=self.backend
-    )
-
-  def mlp_block(self) -> blocks.Mlp:
-    """Return an MLP."""
-    c = self.config
-    return blocks.Mlp(c.mlp_dim, c.activation, c.gated, dtype=self.dtype, backend=self.backend)
-
-  def relative_bias(self, bidirectional: bool) -> blocks.RelativeBias:
-    """Return a relative bias."""
-    c = self.config
-    return blocks.RelativeBias(c.heads, c.buckets, c.max_distance, bidirectional, self.dtype)
+  def first_layers(self, layers: int) -> 'T5Config':
+    """Return the same with fewer layers that write."""
+    return dataclasses.replace(self, decoder_layers=layers)
 
 
-def _of_source(bias: blocks.RelativeBias, slots: int) -> Array | Offsets:
+@dataclasses.dataclass(frozen=True)
+class T5GemmaConfig(DecoderConfig):
+  """Sizes and switches of the stack that writes, and those of its encoder, whose windows reach as far ahead as back."""
+
+  encoder: DecoderConfig = dataclasses.field(kw_only=True)
+
+  shared_table = scale_outputs = False
+  buckets = 0  # no relative bias
+
+  def __post_init__(self):
+    super().__post_init__()
+    plain = dict(parallel=False, final_norm=True, projected_dim=None, positions=0, logits_divisor=None, experts=0)
+    for stack in (self, self.encoder):
+      others = [name for name, x in plain.items() if getattr(stack, name) != x] + ['norms'] * (stack.norms == 'shared')
+      if others:
+        value = getattr(stack, others[0])
+        raise ValueError(f'T5GemmaConfig({others[0]}={value!r}) is of decoders alone: leave {others[0]} out.')
+
+  @property
+  def decoder(self) -> DecoderConfig:
+    return self
+
+  def first_layers(self, layers: int) -> 'T5GemmaConfig':
+    """Return the same with fewer layers that write."""
+    return dataclasses.replace(self, spans=self.spans[:layers])
+
+
+Config = T5Config | T5GemmaConfig
+
+
+def _of_source(bias: Callable[[Array, int], Array], slots: int) -> Array | Offsets:
   """Return the bias of a source's tokens on each other [1, H, S, S], of a long one by their offset."""
   if slots <= 128:
     return bias(jnp.arange(slots)[None], slots)
   return Offsets(bias(jnp.array([[slots - 1]]), 2 * slots - 1)[:, :, 0])
 
 
-class EncoderLayer(_Part):
+def _near(heads: int, window: int, positions: Array, slots: int) -> Array:
+  """Return a bias [B, H, L, T] by which queries at positions [B, L] see nothing that is further away than a window."""
+  distance = jnp.abs(jnp.arange(slots)[None, None] - positions[:, :, None])[:, None]
+  bias = jnp.where(distance <= window, 0, jnp.finfo(jnp.float32).min)
+  return jnp.broadcast_to(bias, (bias.shape[0], heads, *bias.shape[2:]))
+
+
+class EncoderLayer(Layer):
   """Self-attention and MLP."""
 
-  def setup(self):
-    self.pre_attention_layer_norm = self.norm()
-    self.attention = self.attention_block()
-    self.pre_mlp_layer_norm = self.norm()
-    self.mlp = self.mlp_block()
-    if not self.config.shared_bias:
-      self.relpos_bias = self.relative_bias(bidirectional=True)
-
-  def __call__(self, x: Array, length: Array, bias: Array | None) -> Array:
-    if bias is None:
-      bias = _of_source(self.relpos_bias, x.shape[1])
-    y = self.pre_attention_layer_norm(x)
-    x = x + self.attention.attend(y, self.attention.entry(y), length, bias)
-    return x + self.mlp(self.pre_mlp_layer_norm(x))
+  def __call__(self, x: Array, length: Array, angles, bias: Array | Offsets | None) -> Array:
+    bias = _of_source(self.relpos_bias, x.shape[1]) if self.relative else bias
+    y = self._enter(x, 'attention')
+    return self._finish(x, self.attention.attend(y, self.attention.entry(y, angles), length, bias, angles))
 
 
-class DecoderLayer(_Part):
+class DecoderLayer(Layer):
   """Self-attention over the cache, cross-attention over the source, MLP."""
 
-  def setup(self):
-    self.pre_self_attention_layer_norm = self.norm()
-    self.self_attention = self.attention_block()
-    self.pre_cross_attention_layer_norm = self.norm()
-    self.encoder_decoder_attention = self.attention_block()
-    self.pre_mlp_layer_norm = self.norm()
-    self.mlp = self.mlp_block()
-    if not self.config.shared_bias:
-      self.relpos_bias = self.relative_bias(bidirectional=False)
+  attentions = (('self_attention', 'self_attention'), ('cross_attention', 'encoder_decoder_attention'))
 
-  def __call__(self, x, cache, number, view, bias, source, source_length):
+  def __call__(self, x, cache, number, view, angles, bias, source, source_length):
     """Return what the layer makes of x [B, L, E], and the cache with its keys and values."""
-    bias = self.relpos_bias(view.positions, cache_lib.slots_of(self.backend, cache)) if bias is None else bias
-    y, cache = self.self_attention.extend(self.pre_self_attention_layer_norm(x), cache, number, view, bias)
-    x = x + y
-    y = self.pre_cross_attention_layer_norm(x)
+    bias = self.relpos_bias(view.positions, cache_lib.slots_of(self.backend, cache)) if self.relative else bias
+    y, cache = self.self_attention.extend(self._enter(x, 'self_attention'), cache, number, view, bias, angles)
+    x = self._leave(x, y, 'self_attention')
+    y = self._enter(x, 'cross_attention')
     entry = cache_lib.entry_of(source, number)
-    x = x + self.encoder_decoder_attention.attend(y, entry, source_length, packing=view.packing)
-    return x + self.mlp(self.pre_mlp_layer_norm(x)), cache
+    y = self.encoder_decoder_attention.attend(y, entry, source_length, packing=view.packing)
+    return self._finish(x, y, 'cross_attention'), cache
 
   def read_source(self, encoded: Array) -> cache_lib.Entry:
     """Return the keys and values of the source [B, S, E] for cross-attention."""
     return self.encoder_decoder_attention.entry(encoded)
 
 
-class Encoder(_Part):
+class _Stack(nn.Module):
+  """What both stacks have: layers, and T5's bias, one for all of them or one for each."""
+
+  config: Config
+  dtype: str
+  backend: Backend
+  scan: bool
+
+  def fill(self, c: DecoderConfig, layer: type[Layer], bidirectional: bool) -> None:
+    """Make the layers and their bias."""
+    t5 = self.config
+    relative = None
+    if t5.buckets:
+      sizes = c.heads, t5.buckets, t5.max_distance
+      relative = functools.partial(blocks.RelativeBias, *sizes, bidirectional, self.dtype)
+    self.shares_bias = bool(relative and t5.shared_bias)
+    if self.shares_bias:
+      self.relpos_bias = relative()
+    layer = functools.partial(layer, c, self.dtype, self.backend, None if self.shares_bias else relative)
+    self.layers = layer() if self.scan else [layer() for _ in c.spans]
+
+
+class Encoder(_Stack):
   """The stack that reads the source."""
 
   def setup(self):
-    c = self.config
-    if c.shared_bias:
-      self.relpos_bias = self.relative_bias(bidirectional=True)
-    layer = functools.partial(EncoderLayer, c, self.dtype, self.backend)
-    self.layers = layer() if self.scan else [layer() for _ in range(c.encoder_layers)]
-    self.encoder_norm = self.norm()
+    c = self.config.encoder
+    if not self.config.shared_table:
+      self.token_embedder = embedder_of(c, self.dtype, self.backend)
+    self.fill(c, EncoderLayer, bidirectional=True)
+    self.encoder_norm = norm_of(c, self.dtype)()
 
   def __call__(self, x: Array, length: Array) -> Array:
     """Return the encoded source [B, S, E]; what lies beyond `length` [B] is padding."""
-    bias = _of_source(self.relpos_bias, x.shape[1]) if self.config.shared_bias else None
+    kinds = self._kinds(x.shape[1])
 
-    def body(layer, x, _):
-      return layer(x, length, bias), None
+    def body(layer, x, at):
+      return layer(x, length, *blocks.choose(kinds, at[1])), None
 
-    x, _ = blocks.over_layers(self.layers, body, x, (0,) * self.config.encoder_layers)
+    x, _ = blocks.over_layers(self.layers, body, x, self.config.encoder.kind_of_each)
     return self.encoder_norm(x)
 
+  def _kinds(self, slots: int) -> list[tuple]:
+    """Return by which angles each kind of layer turns, and the bias on its scores, which in a scan all have or none."""
+    c = self.config.encoder
+    bias = _of_source(self.relpos_bias, slots) if self.shares_bias else None
+    windows, angles = zip(*sights(c, jnp.arange(slots)[None], self.scan))
+    windows = [window if window < slots - 1 else 0 for window in windows]
+    if not any(windows):
+      return [(turn, bias) for turn in angles]
+    windows = [window or slots * self.scan for window in windows]
+    near = [_of_source(functools.partial(_near, c.heads, w), slots) if w else None for w in windows]
+    return list(zip(angles, near, strict=True))
 
-class DecoderStack(_Part):
+
+class DecoderStack(_Stack):
   """The stack that writes the target."""
 
   def setup(self):
-    c = self.config
-    if c.shared_bias:
-      self.relpos_bias = self.relative_bias(bidirectional=False)
-    layer = functools.partial(DecoderLayer, c, self.dtype, self.backend)
-    self.layers = layer() if self.scan else [layer() for _ in range(c.decoder_layers)]
-    self.decoder_norm = self.norm()
+    c = self.config.decoder
+    self.fill(c, DecoderLayer, bidirectional=False)
+    self.decoder_norm = norm_of(c, self.dtype)()
     if not c.tied:
       self.logits_dense = blocks.Dense(
         c.vocab_size, ('embed', 'vocab'), out_dtype=jnp.float32, dtype=self.dtype, backend=self.backend
@@ -164,16 +206,20 @@ class DecoderStack(_Part):
 
   def __call__(self, x: Array, cache: Cache, view: View, kept=()) -> tuple[Array, Cache, Array | None]:
     """Return the normalised output [B, L, E] for x [B, L, E], the cache, and with `kept` states of `kept_states`."""
+    c = self.config.decoder
     own = cache['target']
     source = cache['source']
-    bias = self.relpos_bias(view.positions, cache_lib.slots_of(self.backend, own)) if self.config.shared_bias else None
+    bias = self.relpos_bias(view.positions, cache_lib.slots_of(self.backend, own)) if self.shares_bias else None
+    kinds = sights(c, view.positions, self.scan)
 
     def body(layer, carry, at):
-      after = layer(*carry, at[0], view, bias, source, cache['source_length'])
+      window, angles = blocks.choose(kinds, at[1])
+      seen = view._replace(window=window)
+      after = layer(*carry, at[0], seen, angles, bias, source, cache['source_length'])
       return after, after[0] if kept else None
 
     first = x
-    (x, own), states = blocks.over_layers(self.layers, body, (x, own), (0,) * self.config.decoder_layers)
+    (x, own), states = blocks.over_layers(self.layers, body, (x, own), c.kind_of_each)
     x = self.decoder_norm(x)
     return x, {**cache, 'target': own}, blocks.kept_states(kept, first, states, x) if kept else None
 
@@ -183,26 +229,27 @@ class DecoderStack(_Part):
     def body(layer, carry, _):
       return carry, layer.read_source(encoded)
 
-    return cache_lib.stack(blocks.over_layers(self.layers, body, (), (0,) * self.config.decoder_layers)[1])
+    return cache_lib.stack(blocks.over_layers(self.layers, body, (), self.config.decoder.kind_of_each)[1])
 
 
 class T5Module(nn.Module):
-  """Encoder, decoder and the embedding that they share."""
+  """Encoder, decoder and the decoder's embedding, which T5's encoder shares."""
 
-  config: T5Config
+  config: Config
   dtype: str
   scan: bool
   backend: Backend
 
   def setup(self):
     c = self.config
-    self.token_embedder = blocks.Embed(c.vocab_size, c.embed_dim, dtype=self.dtype, backend=self.backend)
+    self.token_embedder = embedder_of(c.decoder, self.dtype, self.backend)
     self.encoder = Encoder(c, self.dtype, self.backend, self.scan)
     self.decoder = DecoderStack(c, self.dtype, self.backend, self.scan)
 
   def read_source(self, tokens: Array, length: Array) -> Cache:
     """Return the decoder's keys and values of the source [B, S]."""
-    return self.decoder.read_source(self.encoder(self.token_embedder(tokens), length))
+    table = self.token_embedder if self.config.shared_table else self.encoder.token_embedder
+    return self.decoder.read_source(self.encoder(table(tokens), length))
 
   def __call__(self, cache: Cache, tokens: Array, view: View, kept=()) -> tuple:
     """Feed tokens [B, L]; return logits [B, L, V] and the cache, and with `kept` states of `kept_states`, too."""
@@ -218,7 +265,7 @@ class T5Module(nn.Module):
     c = self.config
     x = x * c.embed_dim**-0.5 if c.scale_outputs else x
     logits = self.token_embedder.attend(x) if c.tied else self.decoder.logits_dense(x)
-    return nn.with_logical_constraint(logits, ('batch', 'length', 'vocab'))
+    return nn.with_logical_constraint(blocks.softcap(logits, c.decoder.final_cap), ('batch', 'length', 'vocab'))
 
   def visit(self, cache: Cache, tokens: Array) -> None:
     """Use every parameter once."""
@@ -230,7 +277,7 @@ class T5Module(nn.Module):
 class T5(Base):
   """An encoder-decoder network."""
 
-  config: T5Config
+  config: Config
   eos_ids: tuple[int, ...] = (1,)
   start_id: int = 0
   dtype: str = 'float32'
@@ -239,8 +286,14 @@ class T5(Base):
   max_positions = None
 
   def __post_init__(self):
-    if not isinstance(self.config, T5Config):
+    if not isinstance(self.config, Config):
       raise ValueError(f'T5: config={self.config!r} is no T5Config; in a gin file it is @train.T5Config().')
+
+  @property
+  def head_counts(self) -> tuple[int, int]:
+    """Return numbers that divide those of both stacks."""
+    stacks = self.config.encoder, self.config.decoder
+    return math.gcd(*(c.heads for c in stacks)), math.gcd(*(c.kv_heads for c in stacks))
 
   @property
   def module(self) -> T5Module:
@@ -276,13 +329,12 @@ class T5(Base):
 
   @property
   def depth(self) -> int:
-    return self.config.decoder_layers
+    return len(self.config.decoder.spans)
 
   def first_layers(self, params: Params, layers: int) -> tuple['T5', Params]:
     """Return the network of the decoder's first layers, with all else of this one, and its parameters."""
-    config = dataclasses.replace(self.config, decoder_layers=layers)
     params = {**params, 'decoder': without_layers(params['decoder'], layers)}
-    return dataclasses.replace(self, config=config), params
+    return dataclasses.replace(self, config=self.config.first_layers(layers)), params
 
   def _cached(self, params: Params) -> Params:
     """Return the parameters that a cache's content depends on."""
@@ -290,8 +342,8 @@ class T5(Base):
     return {**params, 'decoder': decoder}
 
   def _empty_target(self, batch: int, slots: int, dtype) -> Cache:
-    c = self.config
-    return cache_lib.empty(self.backend, c.decoder_layers, batch, c.heads, slots, c.head_dim, dtype, self.scan)
+    c = self.config.decoder
+    return cache_lib.empty(self.backend, len(c.spans), batch, c.kv_heads, slots, c.head_dim, dtype, self.scan)
 
   def _init(self, key: Array) -> Params:
     cache = {'target': self._empty_target(1, 1, self.dtype), 'source_length': jnp.ones((1,), jnp.int32)}

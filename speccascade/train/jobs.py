@@ -23,7 +23,7 @@ from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.eagle import Eagle, HeadConfig
 from speccascade.models.medusa import Medusa, MedusaConfig
 from speccascade.models.rope import Rope
-from speccascade.models.t5 import T5, T5Config
+from speccascade.models.t5 import T5, T5Config, T5GemmaConfig
 from speccascade.train import data
 from speccascade.train.batches import Pair
 from speccascade.train.forcing import Drafting
@@ -115,7 +115,7 @@ def _jobs(jobs: Sequence[Job], mesh: Mapping[str, int] | None = None, devices: S
 def register() -> None:
   """Register the names of a config with gin."""
   classes = (Job, Settings, Optimizer, Distillation, Drafting)
-  classes += (T5, T5Config, Decoder, DecoderConfig, Span, Rope, Eagle, HeadConfig, Medusa, MedusaConfig)
+  classes += (T5, T5Config, T5GemmaConfig, Decoder, DecoderConfig, Span, Rope, Eagle, HeadConfig, Medusa, MedusaConfig)
   sources = (data.generated, data.parallel_text, data.jsonl, data.seqio_task, data.decoded, learned_vocabulary)
   for thing in (*classes, *sources, t5, rule, embedded.vocabulary):
     gin_files.register(thing, f'speccascade.train.{thing.__name__}')

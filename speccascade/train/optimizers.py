@@ -82,7 +82,7 @@ class Optimizer:
       adafactor = optax.adafactor(self.rate(steps), weight_decay_rate=self.weight_decay or None)
       return optax.chain(*parts, by_layer(adafactor, network) if network.scan else adafactor)
     parts += [optax.scale_by_adam(b2=self.b2), optax.add_decayed_weights(self.weight_decay)]
-    if self.scale_queries and isinstance(network, T5):
+    if self.scale_queries and isinstance(network, T5) and network.config.decoder.attention_scale == 1:
       parts.append(slow_queries(network.config.head_dim))
     return optax.chain(*parts, optax.scale_by_learning_rate(self.rate(steps)))
 

@@ -31,7 +31,7 @@ from speccascade.models.decoder import Decoder, DecoderConfig, Span  # noqa: E40
 from speccascade.models.eagle import Eagle, HeadConfig  # noqa: E402
 from speccascade.models.layerskip import layerskip  # noqa: E402
 from speccascade.models.ngram import drafter  # noqa: E402
-from speccascade.models.t5 import T5, T5Config  # noqa: E402
+from speccascade.models.t5 import T5, T5Config, T5GemmaConfig  # noqa: E402
 from speccascade.planning import planner
 from speccascade.sv import plans
 from speccascade.sv.predictors import AcceptanceTable  # noqa: E402
@@ -40,6 +40,7 @@ from speccascade.train.batches import collate
 from speccascade.types import Model  # noqa: E402
 
 VOCAB, BATCH = 512, 8
+STACK = DecoderConfig(VOCAB, 32, 8, 4, 8, 64, (Span(), Span(6)), norms='sandwich', attention_cap=4.0, final_cap=4.0)
 NETWORKS = {
   't5': T5(T5Config(VOCAB, 32, 8, 8, 64, encoder_layers=1, decoder_layers=1)),
   't5 scanned': T5(T5Config(VOCAB, 32, 8, 8, 64, encoder_layers=1, decoder_layers=2), scan=True),
@@ -47,6 +48,10 @@ NETWORKS = {
   'decoder': Decoder(DecoderConfig(VOCAB, 32, 8, 4, 8, 64, (Span(), Span(6)), tied=True), (1,)),
   'decoder of int8': Decoder(DecoderConfig(VOCAB, 32, 8, 4, 8, 64, (Span(), Span(6)), tied=True), (1,), quantised=True),
   't5 of int8': T5(T5Config(VOCAB, 32, 8, 8, 64, encoder_layers=1, decoder_layers=1), quantised=True),
+  't5gemma': T5(
+    T5GemmaConfig(**vars(STACK) | dict(tied=True), encoder=dataclasses.replace(STACK, heads=16, kv_heads=8))
+  ),
+  't5gemma on tpus': T5(T5GemmaConfig(**vars(STACK) | dict(heads=4, kv_heads=2, head_dim=64), encoder=STACK)),
   'decoder on tpus': Decoder(DecoderConfig(VOCAB, 32, 4, 2, 64, 64, (Span(), Span(6)), tied=True), (1,)),
 }
 TABLE = AcceptanceTable(np.float32([0.75]), np.float32([[0.9], [0.95]]), np.float32([[0.1, 0.6], [0.2, 0.9]]))

@@ -20,7 +20,7 @@ from speccascade.engine import loop
 from speccascade.engine.loop import decode_batch
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.rope import Rope
-from speccascade.models.t5 import T5, T5Config
+from speccascade.models.t5 import T5, T5Config, T5GemmaConfig
 from speccascade.planning import aot
 from speccascade.types import Model, Prompt
 
@@ -29,7 +29,8 @@ LLAMA = Decoder(DecoderConfig(23, 16, 4, 2, 8, 24, spans=(Span(3), Span(0, Rope(
 OPT = Decoder(DecoderConfig(23, 16, 2, 2, 8, 24, spans=(Span(0, None),) * 2, tied=True, positions=32))
 EXPERTS = Decoder(DecoderConfig(23, 16, 4, 2, 8, 24, (Span(),) * 2, experts=20, experts_per_token=3))
 ENCDEC = T5(T5Config(23, 16, 2, 12, 24, encoder_layers=2, decoder_layers=3))
-NETWORKS = {'llama': LLAMA, 'opt': OPT, 'experts': EXPERTS, 't5': ENCDEC}
+GEMMA = T5(T5GemmaConfig(**vars(LLAMA.config) | dict(attention_cap=2.0, tied=True), encoder=LLAMA.config))
+NETWORKS = {'llama': LLAMA, 'opt': OPT, 'experts': EXPERTS, 't5': ENCDEC, 't5gemma': GEMMA}
 #        batch, window, heads, key-value heads, dimension, slots, sight, cap
 SHAPES = {
   'a pair of heads in a tile': (2, 3, 4, 2, 64, 256, 0, None),

@@ -107,7 +107,9 @@ def test_coupled_texts_families_and_a_kernel_for_the_heads_of_each_chip_are_the_
     [f'{family}:speculative:{t}:{shape}:queue' for t, shape in enumerate(('2x4', other))]
     for family, other in others.items()
   ]
-  check(coupled, *families, ['t5 on tpus:opt:0:2x4:queue', 'decoder on tpus:opt:1:4x2:batch'])
+  families.append(['t5gemma:speculative:0:2x4:queue', 't5gemma:opt:1:4x2:batch:distributions'])
+  kernels = ['t5 on tpus:opt:0:2x4:queue', 't5gemma on tpus:opt:0:4x2:batch', 'decoder on tpus:opt:1:4x2:batch']
+  check(coupled, *families, kernels)
 
 
 @pytest.mark.long

@@ -17,6 +17,7 @@ from tiny import assert_equal, model_of, T5
 import speccascade
 from speccascade import checkpoints, convert
 from speccascade.checkpoints import files, hf, orbax, t5x
+from speccascade.models import t5 as networks
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.types import Model
 
@@ -104,6 +105,22 @@ def test_a_decoder_that_was_made_here_is_written_with_a_context(tmp_path):
   with pytest.raises(ValueError, match=having('DecoderConfig', 'orbax')):
     hf.write(tmp_path / 'odd', Model({}, odd))
   assert not (tmp_path / 'odd').exists()
+
+
+def test_a_t5gemma_that_was_made_here_is_written_with_contexts_and_not_as_t5x(tmp_path):
+  stack = DecoderConfig(11, 8, 2, 1, 4, 6, (Span(3), Span()), activation='gelu_tanh', norm_offset=1.0, norms='sandwich')
+  stack = dataclasses.replace(stack, embed_scale=8**0.5, attention_scale=0.5)
+  network = networks.T5(networks.T5GemmaConfig(**vars(stack), encoder=stack), start_id=2)
+  model = Model(network.init(jax.random.key(0)), network, name='mine')
+  source = orbax.save(tmp_path / 'mine', model)
+  back = checkpoints.read(convert.convert(source, tmp_path / 'hf', form='hf'))
+  assert back.network == hf.settled(network) and back.network.config.encoder.context == 2048
+  assert_equal(back.params, model.params)
+  with pytest.raises(ValueError, match=having('mine is a T5Gemma', 'orbax')):
+    t5x.write(tmp_path / 't5x', model)
+  for switch in (dict(experts=4, experts_per_token=2), dict(norms='shared')):
+    with pytest.raises(ValueError, match=having(f'{[*switch][0]}={[*switch.values()][0]!r}')):
+      dataclasses.replace(network.config, encoder=dataclasses.replace(stack, **switch))
 
 
 def test_a_bias_for_each_layer_comes_with_a_warning(tmp_path):

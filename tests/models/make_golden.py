@@ -100,7 +100,7 @@ CONFIGS |= {n: {'model_type': n, **f.tiny} for n, f in FAMILIES.items() if f.hf 
 
 def reference(config: dict, tensors: dict[str, np.ndarray]):
   """Return transformers' model with these weights, all of them used."""
-  seq2seq = 'd_model' in config
+  seq2seq = network_from_config(config).start_id is not None
   auto = transformers.AutoModelForSeq2SeqLM if seq2seq else transformers.AutoModelForCausalLM
   with tempfile.TemporaryDirectory() as folder:
     Path(folder, 'config.json').write_text(json.dumps(config))
@@ -120,12 +120,12 @@ def golden(config: dict, seed: int) -> dict:
   tokens = [0, *random.randint(3, VOCAB, LENGTH - 1).tolist()]
   case = {'config': config, 'seed': seed, 'tokens': tokens}
   inputs = {'input_ids': torch.tensor([tokens])}
-  if 'd_model' in config:
+  if network.start_id is not None:
     case['source'] = random.randint(3, VOCAB, 7).tolist()
     inputs = {'input_ids': torch.tensor([case['source']]), 'decoder_input_ids': torch.tensor([tokens])}
   with torch.no_grad():
     logits = model(**inputs).logits[0].numpy()[0 if 'source' in case else PROMPT - 1 :]
-  ids = [0, 1, 17, 42, config['vocab_size'] - 1]
+  ids = [0, 1, 17, 42, network.vocab_size - 1]
   numbers = [[round(float(x), 6) for x in row] for row in logits[:, ids]]
   return case | {'ids': ids, 'logits': numbers, 'argmax': logits.argmax(-1).tolist()}
 

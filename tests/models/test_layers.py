@@ -13,7 +13,7 @@ from speccascade import backends
 from speccascade.models import layers, rope
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.layerskip import layerskip
-from speccascade.models.t5 import T5, T5Config
+from speccascade.models.t5 import T5, T5Config, T5GemmaConfig
 from speccascade.types import Model, Prompt
 
 LLAMA = Decoder(DecoderConfig(23, 16, 4, 2, 8, 24, spans=(Span(3), Span(0, rope.Rope(1e5)), Span(3), Span())))
@@ -36,7 +36,9 @@ OPT = Decoder(
   )
 )
 ENCDEC = T5(T5Config(23, 16, 2, 12, 24, encoder_layers=2, decoder_layers=3))
-NETWORKS = {'llama': LLAMA, 'opt': OPT, 't5': ENCDEC}
+STACK = DecoderConfig(23, 12, 2, 2, 8, 20, (Span(2), Span()), norms='sandwich', norm_offset=1.0, attention_cap=2.0)
+GEMMA = T5(T5GemmaConfig(23, 16, 4, 2, 8, 24, (Span(3), Span(), Span(3)), encoder=STACK, embed_scale=4.0, tied=True))
+NETWORKS = {'llama': LLAMA, 'opt': OPT, 't5': ENCDEC, 't5gemma': GEMMA}
 TOKENS = np.random.default_rng(0).integers(0, 23, (3, 12))
 LENGTH = np.array([7, 4, 1])
 
@@ -134,7 +136,7 @@ def test_layerskip_shares_the_arrays():
     assert leaf is original
 
 
-@pytest.mark.parametrize('network, layers', [(LLAMA, 2), (ENCDEC, 1)])
+@pytest.mark.parametrize('network, layers', [(LLAMA, 2), (ENCDEC, 1), (GEMMA, 1)])
 def test_layerskip_equals_the_first_layers(network, layers):
   params = params_of(network)
   draft = layerskip(Model(params, network), layers)
@@ -146,17 +148,18 @@ def test_layerskip_equals_the_first_layers(network, layers):
   np.testing.assert_allclose(_extend(draft.network, draft.params, _prompt()), expected, atol=1e-5)
 
 
-def test_an_exit_of_an_encoder_decoder_shares_its_cache():
-  params = params_of(ENCDEC)
-  draft = layerskip(Model(params=params, network=ENCDEC, name='big', digest='d'), 1)
+@pytest.mark.parametrize('network', [ENCDEC, GEMMA])
+def test_an_exit_of_an_encoder_decoder_shares_its_cache(network):
+  params = params_of(network)
+  draft = layerskip(Model(params=params, network=network, name='big', digest='d'), 1)
   assert (draft.name, draft.digest) == ('big-first1', 'd-first1')
-  assert draft.network.shares_cache(draft.params, ENCDEC, params)
-  assert not ENCDEC.shares_cache(params, ENCDEC, params)
+  assert draft.network.shares_cache(draft.params, network, params)
+  assert not network.shares_cache(params, network, params)
   copied = {**draft.params, 'encoder': jax.tree.map(jnp.copy, draft.params['encoder'])}
-  assert not draft.network.shares_cache(copied, ENCDEC, params)
+  assert not draft.network.shares_cache(copied, network, params)
   own_head = {**draft.params, 'decoder': jax.tree.map(lambda x: x, draft.params['decoder'])}
   own_head['decoder']['decoder_norm'] = jax.tree.map(jnp.copy, own_head['decoder']['decoder_norm'])
-  assert draft.network.shares_cache(own_head, ENCDEC, params)  # which no cache depends on
+  assert draft.network.shares_cache(own_head, network, params)  # which no cache depends on
 
 
 @pytest.mark.parametrize('depth', [0, 4])
@@ -190,6 +193,19 @@ def test_the_window_counts_the_token_itself():
   positions = jnp.array([[4]])
   assert backends.View(positions, 3).mask(7)[0, 0].tolist() == [False, False, True, True, True, False, False]
   assert backends.View(positions).mask(7)[0, 0].sum() == backends.View(positions, jnp.int32(0)).mask(7)[0, 0].sum() == 5
+
+
+def test_a_window_of_an_encoder_reaches_as_far_ahead_as_back():
+  encoder = dataclasses.replace(GEMMA.config.encoder, spans=(Span(2),))
+  module = dataclasses.replace(GEMMA, config=dataclasses.replace(GEMMA.config, encoder=encoder)).module
+
+  def encode(tokens):
+    read = lambda module: module.encoder(module.encoder.token_embedder(tokens), jnp.array([9]))
+    return module.apply({'params': params_of(GEMMA)}, method=read)
+
+  tokens = jnp.arange(9)[None]
+  changed = np.abs(encode(tokens) - encode(tokens.at[0, 4].set(20))).max((0, 2)) > 0
+  assert np.flatnonzero(changed).tolist() == [2, 3, 4, 5, 6]
 
 
 def test_relative_bias_looks_the_bucket_of_each_distance_up():

@@ -13,12 +13,13 @@ from speccascade import backends, decode, methods, Sampler
 from speccascade.backends import base, Offsets
 from speccascade.models import decoder, t5
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
-from speccascade.models.t5 import T5, T5Config
+from speccascade.models.t5 import T5, T5Config, T5GemmaConfig
 from speccascade.planning.synthetic import random_model
 from speccascade.types import Prompt
 
 WINDOWED = Decoder(DecoderConfig(23, 32, 4, 2, 8, 48, (Span(7), Span(), Span(7, None))))
 ENCDEC = T5(T5Config(23, 32, 4, 8, 48, encoder_layers=2, decoder_layers=1))
+GEMMA = T5(T5GemmaConfig(**vars(WINDOWED.config), encoder=WINDOWED.config))
 LAYOUTS = {'plain': backends.Backend(), **{name: x.emulated() for name, x in backends.by_name().items()}}
 
 
@@ -62,10 +63,18 @@ def test_a_text_after_a_prompt_of_4096_tokens_is_that_of_reading_it_at_once(monk
   assert texts[0] == texts[1] and len({*texts[0][0]}) > 1
 
 
-@pytest.mark.parametrize('shared', [True, False])
+OFFSETS = {
+  'shared': ENCDEC,
+  'by layer': T5(dataclasses.replace(ENCDEC.config, shared_bias=False)),
+  'windows': GEMMA,
+  'windows scanned': dataclasses.replace(GEMMA, scan=True),
+}
+
+
+@pytest.mark.parametrize('name', OFFSETS)
 @pytest.mark.parametrize('scores', [1 << 27, 1 << 10])
-def test_a_bias_by_offsets_is_that_of_every_pair(shared, scores, monkeypatch):
-  network = dataclasses.replace(ENCDEC, config=dataclasses.replace(ENCDEC.config, shared_bias=shared))
+def test_a_bias_by_offsets_is_that_of_every_pair(name, scores, monkeypatch):
+  network = OFFSETS[name]
   params = network.init(jax.random.key(0))
   read = functools.partial(logits_after, network, params, prompts(2, 171))
   monkeypatch.setattr(base, '_SCORES', scores)
@@ -84,7 +93,7 @@ def test_offsets_are_expanded_for_some_queries(first, count):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('network', [WINDOWED, ENCDEC])
+@pytest.mark.parametrize('network', [WINDOWED, ENCDEC, GEMMA])
 def test_memory_to_read_prompts_does_not_grow_with_the_square_of_their_length(network):
   def held(width):
     prompt = Prompt(*(jax.ShapeDtypeStruct(s, jnp.int32) for s in ((2, width), (2,))))

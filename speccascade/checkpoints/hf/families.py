@@ -4,9 +4,11 @@ from collections.abc import Callable
 import math
 from typing import Any
 
+from speccascade.checkpoints.hf.checks import check
 from speccascade.checkpoints.hf.family import decoder, FAMILIES, family, Key, OWN, Settings
 from speccascade.checkpoints.hf.spans import has_rope, learned, rotary
-from speccascade.models.t5 import T5, T5Config
+from speccascade.models.decoder import DecoderConfig
+from speccascade.models.t5 import T5, T5Config, T5GemmaConfig
 
 ACTIVATIONS = {
   'relu': 'relu',
@@ -69,15 +71,42 @@ def _t5_activation(c: Settings) -> str:
 
 def t5(settings: Settings, *, eos_ids: tuple[int, ...], dtype: str, scan: bool) -> T5:
   """Return the T5 that a config.json describes."""
-  start = settings['decoder_start_token_id']
-  start = settings['pad_token_id'] if start is None else start
-  if type(start) is not int or not 0 <= start < settings['vocab_size']:
-    raise ValueError(
-      f"config.json: 'decoder_start_token_id' is {start!r}, no token id of 0 … {settings['vocab_size'] - 1}: correct it"
-    )
   if (buckets := settings['relative_attention_num_buckets']) < 4:
     raise ValueError(f"config.json: 'relative_attention_num_buckets' is {buckets}, expected at least 4: correct it")
-  return T5(T5Config(**settings.family.fields_of(settings)), eos_ids, start, dtype, scan)
+  config = T5Config(**settings.family.fields_of(settings))
+  return T5(config, eos_ids, _start(settings, settings['pad_token_id'], config.vocab_size), dtype, scan)
+
+
+def _start(settings: Settings, other: int | None, size: int) -> int:
+  """Return the token that a decoder's text begins with, by default another."""
+  start = settings['decoder_start_token_id']
+  start = other if start is None else start
+  if type(start) is not int or not 0 <= start < size:
+    raise ValueError(f"config.json: 'decoder_start_token_id' is {start!r}, no token id of 0 … {size - 1}: correct it")
+  return start
+
+
+def t5gemma(settings: Settings, *, eos_ids: tuple[int, ...], dtype: str, scan: bool) -> T5:
+  """Return the T5Gemma that a config.json describes."""
+  own = _stack(settings, 'decoder')
+  config = T5GemmaConfig(**vars(own) | settings.family.fields_of(settings))
+  if (size := config.encoder.vocab_size) != config.vocab_size:
+    raise ValueError(f"config.json: 'vocab_size' is {size} in 'encoder', {config.vocab_size} in 'decoder': correct it")
+  begin = settings['decoder'].get('bos_token_id', 2) if settings['bos_token_id'] is None else settings['bos_token_id']
+  return T5(config, eos_ids, _start(settings, begin, config.vocab_size), dtype, scan)
+
+
+def _stack(settings: Settings, key: str) -> DecoderConfig:
+  """Return a stack of T5Gemma, whose settings are those of Gemma 2."""
+  check(settings[key], key, dict, 'an object')
+  gemma = FAMILIES['gemma2']
+  gemma.check(settings[key])
+  return decoder(Settings(settings[key], gemma), eos_ids=(), dtype='', scan=False).config
+
+
+def _stacks(x: T5GemmaConfig) -> dict[str, Any]:
+  stacks = {'encoder': x.encoder, 'decoder': x.decoder}
+  return {key: FAMILIES['gemma2'].config_of(stack) for key, stack in stacks.items()} | {'pad_token_id': 0}
 
 
 # ---- Llama, and what is like it ----
@@ -687,6 +716,49 @@ family(
   defaults={'scale_decoder_outputs': None},
   switches={'shared_bias': False},
   names={f'{s}.layers.relpos_bias': s + '.block.{}.layer.0.SelfAttention.relative_attention_bias' for s in _STACKS},
+)
+
+_BLOCKS = dict(attention='self_attn', self_attention='self_attn', cross_attention='cross_attn', mlp='feedforward')
+family(
+  't5gemma',
+  network=t5gemma,
+  config=T5GemmaConfig,
+  hf='T5GemmaForConditionalGeneration',
+  about='two stacks of layers of `gemma2`, of equal sizes or not; windows of the encoder reach both ways',
+  keys={'encoder': Key(lambda c: _stack(c, 'encoder'), _stacks), 'tied': 'tie_word_embeddings'},
+  defaults=dict(encoder={}, decoder={}, tie_word_embeddings=True)
+  | dict(decoder_start_token_id=None, bos_token_id=None, pad_token_id=0, eos_token_id=1),
+  names={
+    'token_embedder': 'model.decoder.embed_tokens',
+    'encoder.token_embedder': 'model.encoder.embed_tokens',
+    'decoder.logits_dense': 'lm_head.out_proj',
+    **{f'{s}.{s}_norm': f'model.{s}.norm' for s in _STACKS},
+    **{
+      f'{stack}.layers.{side}_{block}_layer_norm': f'model.{stack}.layers.{{}}.{side}_{_BLOCKS[block]}_layernorm'
+      for stack, blocks in _STACKS.items()
+      for block in blocks
+      for side in ('pre', 'post')
+    },
+    **{
+      f'{stack}.layers.{ours}.{name}': f'model.{stack}.layers.{{}}.{theirs}.{name[0]}_proj'
+      for stack, ours, theirs in (
+        ('encoder', 'attention', 'self_attn'),
+        ('decoder', 'self_attention', 'self_attn'),
+        ('decoder', 'encoder_decoder_attention', 'cross_attn'),
+      )
+      for name in ('query', 'key', 'value', 'out')
+    },
+    **{
+      f'{stack}.layers.mlp.{ours}': f'model.{stack}.layers.{{}}.mlp.{theirs}_proj'
+      for stack in _STACKS
+      for ours, theirs in (('wi_0', 'gate'), ('wi_1', 'up'), ('wo', 'down'))
+    },
+  },
+  tiny={
+    'encoder': FAMILIES['gemma2'].tiny | {'hidden_size': 40, 'num_attention_heads': 2, 'num_key_value_heads': 1},
+    'decoder': FAMILIES['gemma2'].tiny | {'bos_token_id': 2, 'eos_token_id': 1},
+    'eos_token_id': 1,
+  },
 )
 
 OWN.update(FAMILIES)

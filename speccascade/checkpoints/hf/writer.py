@@ -14,9 +14,9 @@ import numpy as np
 from speccascade.checkpoints import files
 from speccascade.checkpoints.hf import names
 from speccascade.checkpoints.hf.family import FAMILIES, Family, network_from_config
-from speccascade.models.decoder import Decoder
+from speccascade.models.decoder import Decoder, DecoderConfig
 from speccascade.models.layers import unstack_layers
-from speccascade.models.t5 import T5
+from speccascade.models.t5 import T5, T5GemmaConfig
 from speccascade.types import Model, Network, Params
 
 _CONTEXT = 2048  # written where it is not known for how many positions a model was made
@@ -27,7 +27,7 @@ def config_of(network: Network) -> dict[str, Any]:
   network = settled(network)
   for family in FAMILIES.values():
     if family.hf and isinstance(network.config, family.config):
-      config = family.config_of(network.config) | _common(network, family)
+      config = _common(network, family) | family.config_of(network.config)
       try:
         if network_from_config(config, dtype=network.dtype) == network:
           return config
@@ -38,9 +38,16 @@ def config_of(network: Network) -> dict[str, Any]:
 
 def settled(network: Network) -> Network:
   """Return a network as it is read back: its layers apart, and its context a number, as Hugging Face's has to be."""
-  if isinstance(network, Decoder) and not network.config.positions and not network.config.context:
-    network = dataclasses.replace(network, config=dataclasses.replace(network.config, context=_CONTEXT))
-  return dataclasses.replace(network, scan=False)
+  config = network.config
+  if isinstance(config, T5GemmaConfig):
+    config = dataclasses.replace(config, encoder=_known(config.encoder))
+  return dataclasses.replace(network, config=_known(config), scan=False)
+
+
+def _known(config: Any) -> Any:
+  if isinstance(config, DecoderConfig) and not config.positions and not config.context:
+    return dataclasses.replace(config, context=_CONTEXT)
+  return config
 
 
 def write_config(folder: Path, network: Network) -> None:

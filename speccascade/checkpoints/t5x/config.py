@@ -9,7 +9,8 @@ from speccascade.checkpoints.files import AGAIN, read_json
 from speccascade.checkpoints.hf.family import FAMILIES
 from speccascade.checkpoints.stored import Shape
 from speccascade.checkpoints.t5x.axes import BIAS
-from speccascade.models.t5 import T5Config
+from speccascade.models.t5 import T5, T5Config
+from speccascade.types import Network
 
 ACTIVATIONS = {'relu': 'relu', 'gelu': 'gelu_new', 'silu': 'silu', 'swish': 'silu'}  # Flax's names: config.json's
 _FIRST = ('config.gin', 'operative_config.gin')
@@ -21,6 +22,12 @@ _SIZES = {  # sizes that config.json may state, and the tensor and axis that hav
   'num_heads': (f'encoder.{BIAS}', 0),
   'relative_attention_num_buckets': (f'encoder.{BIAS}', 1),
 }
+
+
+def other_kind(network: Network) -> str | None:
+  """Return what a network is that T5X does not have, None for a T5."""
+  kind = network.config if isinstance(network, T5) else network
+  return None if isinstance(kind, T5Config) else type(kind).__name__.removesuffix('Config')
 
 
 def config_of(shapes: Mapping[str, Shape], where: Path) -> dict:

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from speccascade.checkpoints import assemble, stored
 from speccascade.checkpoints.hf.family import network_from_config
 from speccascade.checkpoints.t5x import axes
-from speccascade.checkpoints.t5x.config import config_of, projection
+from speccascade.checkpoints.t5x.config import config_of, other_kind, projection
 from speccascade.models.layers import stack_layers
-from speccascade.models.t5 import T5
 from speccascade.types import Model
 
 _WHERE = "T5X's parameters"
@@ -44,8 +43,8 @@ def with_params(model: Model, params) -> Model:
     ValueError: the model is no T5, or has other sizes.
   """
   network = model.network
-  if not isinstance(network, T5):
-    raise ValueError(f'{model.name} is a {type(network).__name__}, and {_WHERE} are those of a T5')
+  if other := other_kind(network):
+    raise ValueError(f'{model.name} is a {other}, and {_WHERE} are those of a T5')
   tensors = _tensors(params)
   own_bias = any('.layers.' in name for name in tensors) or not network.config.shared_bias
   config = dataclasses.replace(network.config, shared_bias=not own_bias)

@@ -11,9 +11,9 @@ import numpy as np
 from speccascade.checkpoints import files, stored
 from speccascade.checkpoints.hf.writer import write_config
 from speccascade.checkpoints.t5x import axes
+from speccascade.checkpoints.t5x.config import other_kind
 from speccascade.checkpoints.t5x.reader import STEP
 from speccascade.models.layers import unstack_layers
-from speccascade.models.t5 import T5
 from speccascade.types import Model, Params
 
 _CHUNK_BYTES = 1 << 26
@@ -38,8 +38,8 @@ def write(path, model: Model, *, step: int | None = None, scan: bool = False, ov
   """
   path = Path(os.path.abspath(path))
   files.check_floats(model)
-  if not isinstance(model.network, T5):
-    raise ValueError(f'T5X checkpoints are for T5, and {model.name} is a {type(model.network).__name__}: write orbax')
+  if other := other_kind(model.network):
+    raise ValueError(f'T5X checkpoints are for T5, and {model.name} is a {other}: write orbax')
   folder, step = _destination(path, step)
   params = unstack_layers(model.params) if model.network.scan else model.params
   if scan:
