@@ -54,6 +54,7 @@ gpu_device_info {
   registers_per_block_limit: 65536  registers_per_core_limit: 65536
   block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
   core_count: 132  fpus_per_core: 128  clock_rate_ghz: 1.98
+  driver_version: "12.9.0"  runtime_version: "12.9.0"  compile_time_toolkit_version: "12.9.0"
   memory_bandwidth: 3352320000000  l2_cache_size: 52428800  device_memory_size: 84942979072
 }
 platform_name: "CUDA"

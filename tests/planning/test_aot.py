@@ -76,9 +76,13 @@ def test_a_round_of_int8_reads_a_byte_a_weight(pair, capsys):
 
 
 @pytest.mark.parametrize('method', ['autoregressive', 'opt'])
-def test_a_round_for_a_gpu_has_no_row_loops_no_cache_copies_and_no_weights_laid_out_anew(pair, capsys, method):
+def test_a_decode_for_a_gpu_is_one_graph_and_copies_nothing(pair, capsys, method, tmp_path):
   pytest.importorskip('jax_cuda12_plugin')
-  found = run(capsys, '--topology', 'h100', '--models', *pair, *ASKED[method], '--batch_size', '4')
+  text = [f'--xla={option}' for option in (f'xla_dump_to={tmp_path}', 'xla_dump_hlo_as_text=True')]
+  found = run(capsys, '--topology', 'h100', '--models', *pair, *ASKED[method], '--batch_size', '4', *text)
+  (steps,) = tmp_path.glob('*run*thunk_sequence_after_thunk_passes.txt')  # what the host starts
+  outer = [line for line in steps.read_text().splitlines() if line[:1].isdigit()]
+  assert len(outer) == 1 and 'kCommandBuffer' in outer[0] and steps.read_text().count('kWhile') >= 1
   assert (found['row_loops'], found['cache_copies'], found['entry_relayouts']) == (0, 0, 0)
   assert found['kernels'] > 20 and found['simulated_cycles'] is None and found['floor_bytes'] > 0
 
