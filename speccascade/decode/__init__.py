@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 import functools
 
 from speccascade import sampling
-from speccascade.engine import engine_of, loop, requests, results, scheduler
+from speccascade.engine import engine_for, loop, requests, results, scheduler
 from speccascade.engine.job import Job
 from speccascade.engine.method import Strategy
 from speccascade.host.errors import known_as
@@ -142,7 +142,7 @@ def _serve(
   job: Job, *, every: int | None, drain: bool, skip: frozenset[int]
 ) -> Iterator[list[tuple[int, results.Row]]]:
   """Return lists of (index, row) that ended or, with `every`, are under way, while the device goes on."""
-  made = engine_of(job)
+  made = engine_for(job)
   rounds = min(every or loop.FOREVER, _LOOKS if made.needs.texts else loop.FOREVER)
   queue = scheduler.Queue(made, job, skip)
   return scheduler.serve(queue, results.RowReader(job), unfinished=every is not None, drain=drain, rounds=rounds)

@@ -313,7 +313,7 @@ def _where(side: Side) -> tuple[Any, Any]:
   return SingleDeviceSharding(device), SingleDeviceSharding(device)
 
 
-def engine_of(job: Job) -> Engine | Overlapped:
+def engine_for(job: Job) -> Engine | Overlapped:
   """Return the engine of a job, that of two meshes where drafters and verifier lie on devices of their own."""
   apart = sharding.apart([job.models[m] for m in job.method.at(job.size).slots])
   return Overlapped(job) if apart else Engine(job)

@@ -16,7 +16,7 @@ import numpy as np
 
 from speccascade import acceptance, backends, sampling
 from speccascade.backends import sharding
-from speccascade.engine import Engine, inputs, requests
+from speccascade.engine import Engine, engine_for, inputs, requests
 from speccascade.engine.job import Job
 from speccascade.engine.loop import positions, prefilled
 from speccascade.engine.method import Method
@@ -159,7 +159,7 @@ def engine_of(
   sizes = dict(max_new_tokens=max_new_tokens, max_prompt_tokens=max_prompt_tokens, sampler=sampler)
   job = Job.of(method, models, prompts, seed=0, **sizes)
   job = dataclasses.replace(job, size=sharding.even(len(job.rows), job.shards))  # no more rows than there are
-  return Engine(job), job.rows
+  return engine_for(job), job.rows
 
 
 # ---- forward passes alone ----
