@@ -2,7 +2,7 @@
 
   python experiments/overlap/overlap.py PAIR OUT.csv [--batches 8 32 …]
 
-PAIR is t5 (small → XXL, speculative decoding) or llama (68M, a companion of 160M → 13B, speculative verification). All
+PAIR is t5 (small → XXL, speculative decoding) or llama (68M and a companion of 160M → 13B). All
 programs are compiled for v5e and simulated (`planning.rounds`): one mesh of eight chips as 1×8 and as 2×4, one of four
 as 1×4, and drafters on four chips as 4×1 beside the verifier on four as 1×4. A killed run goes on with its next batch.
 It needs the extra `tpu`, and about a minute a program.
@@ -18,23 +18,24 @@ import jax
 from jax.sharding import PartitionSpec
 import numpy as np
 
-from speccascade import backends, methods, Sampler
+from speccascade import backends, methods, rules, Sampler
 from speccascade.backends import sharding
 from speccascade.engine import loop, overlap, requests
+from speccascade.engine.limits import First
 from speccascade.engine.lowering import cut, lower
+from speccascade.engine.method import Method
+from speccascade.engine.phases import Propose, Score, Verify
 from speccascade.host.errors import out_of_memory
 from speccascade.models import shapes
 from speccascade.planning import aot, hlo, rounds
-from speccascade.sv import plans
-from speccascade.sv.predictors import AcceptanceTable
 
 TOPOLOGY, HALF = 'v5e:2x4', 'v5e:2x2'
 SOURCE, TOKENS, BLOCK = 128, 128, 5
-TABLE = AcceptanceTable(np.float32([0.75]), np.float32([[0.9], [0.95]]), np.float32([[0.1, 0.6], [0.2, 0.9]]))
-PROFILE = plans.Profile(TABLE, np.float32(8 + np.arange(2048)))  # its numbers decide nothing of what is compiled
+# With a companion all of a draft is verified: the simulation would run each width that a schedule may choose.
+ALL = (Propose(0, BLOCK), Score(1, First(BLOCK - 1)), Score(2), Verify(rules.bind(rules.own), (2,)))
 PAIRS = {
   't5': ([(shapes.t5, n) for n in ('small', 'xxl')], methods.speculative(block=BLOCK)),
-  'llama': ([(shapes.llama, n) for n in ('68m', '160m', '13b')], methods.sv(PROFILE, BLOCK)),
+  'llama': ([(shapes.llama, n) for n in ('68m', '160m', '13b')], Method(ALL, (0, 1, 2))),
 }
 MESHES = {'1x4': (HALF, {'model': 4}), '1x8': (TOPOLOGY, {'model': 8}), '2x4': (TOPOLOGY, {'data': 2, 'model': 4})}
 COLUMNS = ['pair', 'batch', *MESHES, 'drafters', 'verifier', 'crossing']

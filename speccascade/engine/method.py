@@ -14,7 +14,7 @@ from jax import tree_util
 from speccascade import acceptance, rules, stopping
 from speccascade.engine.lowering import flat, lower, mapped, Phase, rounds
 from speccascade.engine.phases import Propose, Score, Verify
-from speccascade.types import Network, static
+from speccascade.types import Network, Rule, static
 
 Target = tuple[tuple[int, ...], tree_util.Partial | None]
 
@@ -163,6 +163,16 @@ class Strategy:
     """The methods that batches are decoded by, each with the beginning of a sentence about it."""
     return {'': self}
 
+  @property
+  def unnamed(self) -> 'Strategy':
+    """The method without what it says of itself, by which no program differs."""
+    return self
+
+  @property
+  def rule(self) -> Rule | None:
+    """The rule of its only test; None of several tests, and of a combiner."""
+    return None
+
   def check_sampler(self, sampler: Any):
     """Refuse a sampler under which what the method decides by was not made, or that a phase cannot go with."""
     if self.origin is not None:
@@ -227,6 +237,19 @@ class Method(Strategy):
         'methods.speculative(rule, drafter=2).'
       )
     return method
+
+  @property
+  def unnamed(self) -> 'Method':
+    return self.replace(about=About('method'))
+
+  @property
+  def rule(self) -> Rule | None:
+    tests = [phase.combiner for phase in self.all_phases if isinstance(phase, Verify)]
+    return tests[0] if len(tests) == 1 and rules.declaration(tests[0]).is_rule else None
+
+  def with_rule(self, rule: Rule) -> 'Method':
+    """Return the method with another rule in its test."""
+    return self.replace(phases=mapped(lambda p: p.replace(combiner=rule) if isinstance(p, Verify) else p, self.phases))
 
   def accepting(self, accept: Callable) -> 'Method':
     """Return the method with another acceptor, as one whose acceptance is forced while a round is timed."""

@@ -78,7 +78,7 @@ class Counts(Record):
     accepted = jnp.minimum(commit.accepted, emitted)
     deferred = jnp.nan  # unknown
     if commit.deferred is not None:
-      deferred = jnp.sum((slots < emitted[:, None]) & commit.deferred, 1, dtype=jnp.float32)
+      deferred = jnp.sum(jnp.where(slots < emitted[:, None], commit.deferred.astype(jnp.float32), 0), 1)
     return self.replace(
       deferred=self.deferred + deferred,
       accepted_lengths=histogram(self.accepted_lengths, accepted, counted & (commit.tested > 0)),

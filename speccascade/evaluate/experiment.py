@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -14,7 +15,8 @@ from speccascade.data import metrics
 from speccascade.data.examples import Task
 from speccascade.engine import inputs
 from speccascade.engine.job import Job
-from speccascade.evaluate import plugins, texts
+from speccascade.engine.method import Strategy
+from speccascade.evaluate import plugins, programs, texts
 from speccascade.evaluate.curves import Curve, Point
 from speccascade.evaluate.suites import TARGET
 from speccascade.host import names, storage
@@ -37,8 +39,8 @@ class Experiment:
     reference: The curve that times and qualities are compared with: its one point, or of several the one of the same
       value.
     temperatures: Of the sampler. Its other settings, top_k to coupling, are those of `speccascade.Sampler`.
-    one_program: Whether temperature 0 shares its programs with the others: half as much to compile, but a greedy round
-      then computes distributions that it does not need.
+    one_program: Whether temperature 0 shares its programs with the others, and rules of one method theirs: a third as
+      much to compile, but a greedy round then computes distributions that it does not need, and a rule is chosen in it.
     seed: Of the random numbers, of what is timed, and of the resamples.
     quality_examples: How many examples of the split are decoded for quality, the first ones; None: all; 0: none.
     quality_batch: How many of them at a time.
@@ -221,6 +223,14 @@ class Experiment:
   def points(self) -> list[Point]:
     """Every point of every curve, in the order of the results."""
     return [point for curve in self.curves for point in curve.points()]
+
+  @functools.cached_property
+  def methods(self) -> dict[tuple[str, str], Strategy]:
+    """The method of each point, by its name: made once, for the functions that it may make anew are other programs."""
+    points = self.points
+    made = [point.build() for point in points]
+    made = programs.sharing(made) if self.one_program else made
+    return {point.name: method for point, method in zip(points, made, strict=True)}
 
   @property
   def references(self) -> list[Point]:

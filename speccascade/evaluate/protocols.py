@@ -144,10 +144,11 @@ def quality(
     few_executables()
     call = _caller(experiment, loaded, batch, queued=len(examples) > batch > 1)
     start = time.monotonic()
-    programs.compiled(call, [(temperature, part.point) for part, _ in group], batch, f'compiling, T = {temperature:g}')
+    runs = [(temperature, experiment.methods[part.point.name]) for part, _ in group]
+    programs.compiled(call, runs, batch, f'compiling, T = {temperature:g}')
     progress.leave_out(time.monotonic() - start)
     for part, missing in group:
-      out = run_method(experiment, loaded, part.point.build(), temperature, part.examples, batch)
+      out = run_method(experiment, loaded, experiment.methods[part.point.name], temperature, part.examples, batch)
       _warn_of_faults(out, part.point)
       lines = [_line(out, i, key, len(loaded.models)) for i, key in enumerate(part.keys())]
       journal.append(lines[len(lines) - missing :])
@@ -284,7 +285,8 @@ def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
       warm = temperature, batch
       start = time.monotonic()
       _warm_up(experiment, loaded, *warm)
-      run_method(experiment, loaded, experiment.references[0].build(), temperature, examples, batch)  # thread's first
+      reference = experiment.methods[experiment.references[0].name]
+      run_method(experiment, loaded, reference, temperature, examples, batch)  # the first of this thread
       progress.leave_out(time.monotonic() - start)
     for timing in timings:
       (key,) = timing.keys()
@@ -296,7 +298,7 @@ def latency(experiment: Experiment, load: Callable[[], Loaded], journal: Journal
 
 def _timed_call(experiment: Experiment, loaded: Loaded, timing: Timing, examples: Sequence[Example]) -> dict:
   """Return what is measured of a call: seconds and tokens, and what there is of faults, steady part and prefill."""
-  method = timing.point.build()
+  method = experiment.methods[timing.point.name]
   if experiment.latency_queue > 1 and not method.whole_texts:
     used, prompts, settings = _arguments(experiment, loaded, method, timing.temperature, examples)
     return throughput.steady(method, used, prompts, timing.batch, **settings)
@@ -314,7 +316,7 @@ def _timed_call(experiment: Experiment, loaded: Loaded, timing: Timing, examples
 
 def _warm_up(experiment: Experiment, loaded: Loaded, temperature: float, batch: int):
   """Call every program once, untimed, so that nothing is compiled or read from the disk while the clock runs."""
-  runs = [(temperature, point) for point in experiment.points]
+  runs = [(temperature, method) for method in experiment.methods.values()]
   call = _caller(experiment, loaded, batch, queued=experiment.latency_queue > 1)
   programs.compiled(call, runs, batch, f'warm-up, batch {batch}, T = {temperature:g}')
 

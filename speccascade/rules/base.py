@@ -15,6 +15,8 @@ import math
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from flax import struct
+from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
@@ -56,6 +58,10 @@ class Prediction:
     self._prefix = prefix
     if probs is not None:
       self.probs = probs
+
+  def again(self) -> 'Prediction':
+    """Return it with nothing computed but `probs`."""
+    return Prediction(self.logits, self.sampler, self._slot, self.probs, self._prefix)
 
   @functools.cached_property
   def probs(self) -> Array:
@@ -124,7 +130,8 @@ class Target(NamedTuple):
   """The distribution that the output follows, and all that a test needs to know of it."""
 
   probs: Array  # π [..., V]
-  deferred: Array | None = None  # [...] where the drafter's choice is left to another model; None: no decision is made
+  # [...] where the drafter's choice is left to another model, NaN where that is no decision; None: nowhere is it one
+  deferred: Array | None = None
   normalized: bool = False  # whether π is a distribution by construction, which the loop need not check
 
 
@@ -301,6 +308,44 @@ def as_target(returned: Any, predictions: Sequence[Prediction], facts: Declarati
   if returned.dtype not in (jnp.float32, jnp.float64):
     raise NoTarget(f'returns {returned.dtype}; {expected}')
   return Target(returned, None, facts.normalized)
+
+
+@struct.dataclass
+class OneOf:
+  """One of several rules, chosen while a program runs: methods that differ by their rule alone then share a program.
+
+  Attributes:
+    which: The number of the rule.
+    choices: The rules, with their numbers bound.
+  """
+
+  which: Array
+  choices: tuple[Rule, ...]
+
+  @property
+  def declaration(self) -> Declaration:
+    """That of any of them; what they differ in shapes no program."""
+    return declaration(self.choices[0])
+
+  @property
+  def __name__(self) -> str:
+    return ' or '.join(map(name_of, self.choices))
+
+  def __call__(self, q: Prediction, p: Prediction) -> Target:
+    normalized = []
+
+    def branch(rule: Rule, *predictions: Prediction) -> Callable:
+      def of():
+        found = as_target(rule(*predictions), predictions, declaration(rule))
+        normalized.append(found.normalized)
+        deferred = jnp.nan if found.deferred is None else found.deferred.astype(jnp.float32)
+        return found.probs, jnp.broadcast_to(deferred, found.probs.shape[:-1])
+
+      return of
+
+    # What a rule computes of a prediction beside `probs` stays in its branch.
+    probs, deferred = lax.switch(self.which, [branch(rule, q.again(), p.again()) for rule in self.choices])
+    return Target(probs, deferred, all(normalized))
 
 
 def defined(function: Rule, q: Position, p: Position, **numbers) -> Any:

@@ -171,8 +171,33 @@ def test_a_methods_numbers_are_one_program_for_functions_made_anew():
 
   [point] = Curve('mine', mine, settings={'block': 2}).points()
   called = []
-  programs.compiled(lambda method, temperature: called.append(temperature), [(1.0, point)] * 2, 1, 'compiling')
+  runs = [(1.0, point.build())] * 2
+  programs.compiled(lambda method, temperature: called.append(temperature), runs, 1, 'compiling')
   assert called == [1.0]
+
+
+def test_methods_that_differ_by_their_rule_alone_share_a_program_and_decode_as_without():
+  """Rules with a decision, a set of tokens or a distribution; what is counted of deferrals is that of each."""
+  from speccascade.evaluate import programs
+
+  made = [
+    methods.speculative(functools.partial(rules.opt, alpha=0.1), 2),
+    methods.speculative(functools.partial(rules.token_v3, alpha=0.3), 2),
+    methods.speculative(functools.partial(rules.opt, alpha=0.4), 2),
+    methods.speculative(functools.partial(rules.lossy, alpha=0.3), 2),
+    methods.speculative(functools.partial(rules.opt, alpha=0.1), 3),  # another program
+    methods.speculative(block=2),  # which reads the verifier alone
+    methods.naive_cos(functools.partial(rules.weighted, weights=(0.5, 0.5)), 2),
+  ]
+  shared = programs.sharing(made)
+  assert shared[4:] == made[4:]
+  assert len({programs._program(lower(method)) for method in shared[:4]}) == 1
+  for sampler in (Sampler(1.0), Sampler(0.0), Sampler(0.7, top_p=0.8)):
+    for one, other in zip(made[:4], shared, strict=False):
+      plain, ours = (decode(m, [SMALL, LARGE], [[1, 2], [3]], max_new_tokens=12, sampler=sampler) for m in (one, other))
+      assert ours.tokens == plain.tokens
+      for name, counted in vars(plain.stats).items():
+        np.testing.assert_array_equal(counted, getattr(ours.stats, name), name)
 
 
 def test_a_method_answers_whether_its_tokens_follow_a_distribution():
