@@ -287,7 +287,7 @@ class T5(Base):
 
   def __post_init__(self):
     if not isinstance(self.config, Config):
-      raise ValueError(f'T5: config={self.config!r} is no T5Config; in a gin file it is @train.T5Config().')
+      raise ValueError(f'T5: config={self.config!r} is no T5Config or T5GemmaConfig; in a gin file @train.T5Config().')
 
   @property
   def head_counts(self) -> tuple[int, int]:

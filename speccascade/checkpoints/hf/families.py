@@ -106,7 +106,8 @@ def _stack(settings: Settings, key: str) -> DecoderConfig:
 
 def _stacks(x: T5GemmaConfig) -> dict[str, Any]:
   stacks = {'encoder': x.encoder, 'decoder': x.decoder}
-  return {key: FAMILIES['gemma2'].config_of(stack) for key, stack in stacks.items()} | {'pad_token_id': 0}
+  written = {key: FAMILIES['gemma2'].config_of(stack) for key, stack in stacks.items()}
+  return written | {'vocab_size': x.vocab_size, 'pad_token_id': 0}
 
 
 # ---- Llama, and what is like it ----
@@ -726,7 +727,7 @@ family(
   hf='T5GemmaForConditionalGeneration',
   about='two stacks of layers of `gemma2`, of equal sizes or not; windows of the encoder reach both ways',
   keys={'encoder': Key(lambda c: _stack(c, 'encoder'), _stacks), 'tied': 'tie_word_embeddings'},
-  defaults=dict(encoder={}, decoder={}, tie_word_embeddings=True)
+  defaults=dict(encoder={}, decoder={}, vocab_size=256000, tie_word_embeddings=True)
   | dict(decoder_start_token_id=None, bos_token_id=None, pad_token_id=0, eos_token_id=1),
   names={
     'token_embedder': 'model.decoder.embed_tokens',
