@@ -5,6 +5,7 @@ V vocabulary, T token buffer, S prompt.
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import functools
 import itertools
 import numbers
@@ -106,6 +107,10 @@ class Network:
   provisional: bool = False
   experts: tuple[int, int] = (1, 1)
   head_counts: tuple[int, int] = (1, 1)
+
+  def endless(self) -> 'Network':
+    """Return the network without tokens that end a text."""
+    return dataclasses.replace(self, eos_ids=())
 
   def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:
     """Read prompts.

@@ -137,6 +137,9 @@ class Pair(Around):
   def start_id(self) -> int | None:
     return self.model.start_id
 
+  def endless(self) -> 'Pair':
+    return dataclasses.replace(self, model=self.model.endless())
+
   def on(self, backend: Backend) -> 'Pair':
     return dataclasses.replace(self, model=self.model.on(backend), head=self.head.on(backend))
 

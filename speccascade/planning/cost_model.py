@@ -12,6 +12,7 @@ import numpy as np
 from speccascade import theory
 from speccascade.engine.method import ALONE, Method
 
+FREE = 1e-6  # the cost ratio of a drafter without cost, and of one whose calls are timed with their round
 LEAST = 20  # tests of a position in the block that make a rate of their own
 
 

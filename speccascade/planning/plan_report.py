@@ -16,7 +16,6 @@ from speccascade.sv import plans
 from speccascade.sv.plans import Choice, Origin, Speed
 
 PAYS = 1.05  # a speed-up up to this is lost in what a prediction leaves out and in the noise of a measurement
-_FREE = 1e-6  # the cost of a drafter without cost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +158,7 @@ class BatchReport:
     window = f'that of {wide} costs {costs.window(wide) / costs.token:.2f} of its tokens'
     reasons = {
       f'acceptance is too low ({rates[0]:.2f} at the first drafted token)': best(rates=(1.0,)),
-      f'the drafter is too dear ({drafter})': best(draft=_FREE * costs.token),
+      f'the drafter is too dear ({drafter})': best(draft=cost_model.FREE * costs.token),
       f"the verifier's window is too dear ({window})": best(verify={1: costs.token}),
     }
     return max(reasons, key=reasons.get)
@@ -169,9 +168,11 @@ class BatchReport:
     large = self.names[-1]
     cost = self.costs
     candidates = self.candidates
+    timed = cost.ratio > 2 * cost_model.FREE  # whether the drafter's calls were timed alone
+    ratio = f'{small} {1e3 * cost.draft:.3g} ms a token, {large} {1e3 * cost.token:.3g} ms: cost ratio {cost.ratio:.3f}'
+    beside = f'{large} {1e3 * cost.token:.3g} ms a token; {small} drafts beside it alone'
     lines = [
-      f'batch {self.batch}: {small} {1e3 * cost.draft:.3g} ms a token, {large} {1e3 * cost.token:.3g} ms: '
-      f'cost ratio {cost.ratio:.3f}',
+      f'batch {self.batch}: {ratio if timed else beside}',
       '',
       'speed-up as predicted, and measured where it was tried',
     ]
@@ -181,7 +182,10 @@ class BatchReport:
       some = {row.candidate: row for row in self.rows if row.block == block}
       cells = [f'{_cell(some.get(c)):>{len(h)}}' for c, h in zip(candidates, heads, strict=True)]
       lines.append(f'  {block:>3}  {cost.window(block + 1) / cost.token:6.2f}   ' + '  '.join(cells))
-    lines.append("window: a round but for its drafter's calls, over the verifier's time for one token")
+    calls = (
+      "a round but for its drafter's calls" if cost.ratio > cost_model.FREE else "a round, its drafter's calls in it"
+    )
+    lines.append(f"window: {calls}, over the verifier's time for one token")
     return '\n'.join([*lines, '', self.verdict, f'Fastest with the distribution of {large}: {self.choice}.'])
 
 

@@ -19,7 +19,7 @@ from speccascade.engine import inputs, requests
 from speccascade.engine.job import Job
 from speccascade.engine.method import Method
 from speccascade.host import multihost
-from speccascade.models import translation
+from speccascade.models import hidden, translation
 from speccascade.planning import cost_model, profiling, sv_model, timing
 from speccascade.planning.budget import Budget
 from speccascade.planning.cost_model import Costs
@@ -88,8 +88,12 @@ def plan(
   batches = tuple(costs) if costs else _batches(models, batches, len(prompts))
   call = dict(max_new_tokens=max_new_tokens, sampler=sampler, seed=seed)
   rows = Job.of(methods.speculative(pair=(0, len(models) - 1)), models, prompts, **call).rows
-  if models[0].network.drafts_only:
-    raise ValueError(f'{models[0].name} only drafts, and a plan times the drafter alone, too: plan a complete model.')
+  models = hidden.attached(models, len(models) - 1)
+  if models[0].network.drafts_only and (predictors or len(models) == 3):
+    raise ValueError(
+      f'{models[0].name} only drafts, and what predicts acceptance is timed with the drafter alone: plan it without '
+      'predictors and a companion.'
+    )
   _check_requests(rows, sampler)
   measured = _Acceptance(models, rules or {}, predictors)
   timed = 0 if costs else len(batches) * measured.timed(blocks, trials)
@@ -361,8 +365,8 @@ class _Timer:
 
   def costs(self) -> Callable[[Candidate], Costs]:
     """Return the costs of each candidate; where no round of its own was timed, those of plain speculative decoding."""
-    draft = self.rounds['draft']
     token = self.rounds['alone']
+    draft = self.rounds.get('draft', cost_model.FREE * token)
     start_alone = max(self.rounds.get('start alone', token) - token, 0.0)
     start = max(self.rounds.get('start speculative', token + draft) - token - draft, 0.0)  # of a draft of one token
 
@@ -405,7 +409,8 @@ class _Timer:
       name: method.accepting(timing.forced(cost_model.mean_rate(candidate.acceptance, method.block)))
       for name, (method, candidate) in made.items()
     }
-    least = {'alone': self.alone, 'draft': methods.autoregressive(0)}
+    least = {'alone': self.alone}
+    least |= {} if self.models[0].network.drafts_only else {'draft': methods.autoregressive(0)}
     least |= dict(itertools.islice(drafted.items(), 1 + bool(self.measured.scheduled)))
     runs = {name: self._full(method) for name, method in least.items()}
     first = drafted[_Drafted(speculative, self.blocks[0])]

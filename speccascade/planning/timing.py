@@ -102,7 +102,7 @@ def _forced(trial, *, rate):
 
 def endless(models: Sequence[Model]) -> list[Model]:
   """Return the models without EOS, so that every text is as long as it may be."""
-  return [m.replace(network=dataclasses.replace(m.network, eos_ids=())) for m in models]
+  return [m.replace(network=m.network.endless()) for m in models]
 
 
 class Rounds(NamedTuple):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import warnings
 
 from cases import profile
+import jax
 from known_costs import costs, EVEN, OPT, pair, PROMPTS, seconds_of
 from matching import having, says
 import numpy as np
@@ -20,8 +21,11 @@ from speccascade.decode import __main__ as command
 from speccascade.engine import requests
 from speccascade.host.progress import Progress
 from speccascade.models import toy
+from speccascade.models.decoder import Decoder, DecoderConfig, Span
+from speccascade.models.eagle import Eagle, HeadConfig
 from speccascade.planning import budget, cost_model, plan_report, planner, timing
-from speccascade.sv import plans
+from speccascade.sv import plans, predictors
+from speccascade.types import Model
 
 RULES = {'opt': OPT, 'even': EVEN}
 
@@ -49,6 +53,20 @@ def test_a_plan_predicts_the_speed_of_a_shorter_block_and_names_the_best():
   assert batch.choice[:2] == ('speculative', best.block)
   assert str(best) in batch.verdict and 'the standard ensemble' in batch.verdict
   assert all(f'{r.speedup:.2f}×' in str(made) for r in batch.rows)
+
+
+@pytest.mark.full
+def test_a_head_is_planned_beside_its_verifier_whose_rounds_have_its_calls():
+  layer = DecoderConfig(64, 32, 4, 2, 8, 64, (Span(),), tied=True)
+  networks = Eagle(HeadConfig('eagle', layer, (-1,))), Decoder(layer, (1,))
+  made = (n.init(jax.random.key(i)) for i, n in enumerate(networks))
+  head, large = map(Model, made, networks, (None, None), ('head', 'large'))
+  made = planner.plan([head, large], PROMPTS, blocks=(1, 3), sampler=Sampler(1.0), max_new_tokens=12, trials=1)
+  (batch,) = made.batches
+  assert batch.costs.draft < 1e-5 * batch.costs.token < batch.costs.window(4)
+  assert says(str(made), 'head drafts beside it alone', "its drafter's calls in it")
+  with pytest.raises(ValueError, match='head only drafts, .* plan it without predictors'):
+    planner.plan([head, large], PROMPTS, predictors=[predictors.margin])
 
 
 def test_a_model_that_drafts_for_itself_does_not_pay_and_the_plan_says_why():
