@@ -21,8 +21,9 @@ from speccascade.engine import validate
 from speccascade.host import commands, storage
 from speccascade.host.errors import first_line, out_of_memory, RunError
 from speccascade.models import one_pass, shapes
+from speccascade.models.frequent import Frequent
 from speccascade.planning import aot, program_report
-from speccascade.types import Model
+from speccascade.types import checked_int, Model
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,6 +46,7 @@ def _parser() -> commands.Parser:
   options.add_dtype(parser, 'bfloat16', 'bfloat16')
   parser.add_argument('--mesh', type=options.mesh, help='chips by axis, as in data=1,model=4 (one chip)')
   parser.add_argument('--mask_token', type=int, help='that of a first model that drafts in one pass')
+  parser.add_argument('--frequent', type=commands.count, help='tokens that the head of the first model has (all)')
   parser.add_argument(
     '--rules', type=commands.listed, default=[], help='replicated or sharded for each model (what is faster)'
   )
@@ -62,6 +64,8 @@ def _run(args: argparse.Namespace):
   networks = aot.networks_of(args.models, args.dtype, args.scan)
   if args.mask_token is not None:
     networks[0] = one_pass(Model({}, networks[0], name='the first model'), args.mask_token).network
+  if args.frequent is not None:
+    networks[0] = Frequent(networks[0], checked_int('frequent', args.frequent, 1, networks[0].vocab_size))
   method = options.method(args, len(networks))
   validate.check_method(method, len(networks))
   method = method.at(args.batch_size)

@@ -144,6 +144,10 @@ class Network:
     """Return the logits [B, V] of a token in a draft of one pass by the token [B] before it."""
     raise NotImplementedError
 
+  def lacks(self, params: Params) -> Array | None:
+    """Return [V]: the tokens whose logit is always -∞; None where there are none."""
+    return None
+
   def on(self, backend: Any) -> 'Network':
     """Return the network that computes on a `backends.Backend`; by default it computes as it is."""
     return self

@@ -839,6 +839,7 @@ COMMANDS = {
     (['--models=a', f'--max_new_tokens={2**63}'], ('--max_new_tokens', str(2**63))),
     (['--models=a', '--text={tmp}'], '{tmp} is a folder'),
     (['--models=t5_small_xl', '--mask_token=99999'], ('mask_token=99999', '32127')),
+    (['--models=t5_small_xl', '--frequent=99999'], ('frequent=99999', '32128')),
     (['--models=a', '--text={tmp}/file/x'], ('{tmp}/file/x', 'choose another')),
   ],
   'decode': [

@@ -14,6 +14,8 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from speccascade.backends import ops
+
 Array = jax.Array
 Params = Any  # a pytree of arrays; those of the package's networks are dicts
 Entry = dict[str, Array]  # the slots of one layer, {'key', 'value'}, in the backend's own layout, rows first
@@ -278,6 +280,18 @@ class Backend:
     return y.transpose(0, 3, 1, 2, 4).reshape(batch, width, h, d)
 
   # ---- the loop ----
+
+  def spread(self, logits: Array, write: Array) -> Array:
+    """Return the logits of a vocabulary by those of some of its tokens, -inf for all others.
+
+    Args:
+      logits: [B, L, D].
+      write: [V] the number of a token's logit, -1 for none; the others ascend.
+
+    Returns:
+      [B, L, V].
+    """
+    return ops.spread(logits, write)
 
   def threshold(self, keys: Array, limit: Array, low: int, high: int, *, mass: bool) -> Array:
     """Return the least key x, `low` < x <= `high`, for which the entries over x are not enough.

@@ -62,6 +62,17 @@ def masked_at_token(x: Array, token: Array) -> Array:
   return _masked(lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1) == token[..., None], x, -1)
 
 
+def spread(x: Array, write: Array) -> Array:
+  """Return numbers [..., V] of those [..., K] of some tokens, -inf for all others.
+
+  Args:
+    x: The numbers.
+    write: [V] which of them a token has, -1 for none.
+  """
+  some = write.reshape((1,) * (x.ndim - 1) + (-1,))
+  return jnp.where(some < 0, -jnp.inf, jnp.take(x, write, axis=-1, mode='clip'))
+
+
 def _masked(here: Array, x: Array, axis: int) -> Array:
   """Return the one entry of x that the mask shows, of each slice along an axis."""
   if x.dtype == jnp.bool_:

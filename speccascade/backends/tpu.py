@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade.backends import ops, sharding, tpu_attention, tpu_filters
+from speccascade.backends import ops, sharding, tpu_attention, tpu_filters, tpu_spread
 from speccascade.backends.base import Backend, cached, tokens_of
 from speccascade.backends.registry import backend
 
@@ -165,6 +165,17 @@ class TPU(Backend):
       return (found.reshape(limit.shape),)
 
     return sharding.over_shards(self.layout, kernel, arrays, [rows])[0]
+
+  def spread(self, logits, write):
+    if self.mesh and self.layout is None:
+      return super().spread(logits, write)
+    rows = ('rows', None, None)
+
+    def kernel(logits, write):
+      found = tpu_spread.spread(logits.reshape(-1, logits.shape[-1]), write, interpret=self.interpret)
+      return (found.reshape(*logits.shape[:-1], -1),)
+
+    return sharding.over_shards(self.layout, kernel, {'logits': (logits, rows), 'write': (write, (None,))}, [rows])[0]
 
   def _attend(self, q, entry, mask, bias, kv_heads, scale, cap):
     plain = {name: _unpack(x, kv_heads, q.shape[-1]) for name, x in entry.items()}

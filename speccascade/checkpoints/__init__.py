@@ -14,14 +14,16 @@ import jax.numpy as jnp
 from speccascade.backends import sharding
 from speccascade.checkpoints import digests, files, hf, orbax, stored, t5x
 from speccascade.checkpoints.hf.family import Family, family, Key
+from speccascade.data import files as data_files
 from speccascade.data import tokenizers
 from speccascade.host import storage
 from speccascade.host.errors import first_line, known_as
-from speccascade.models import layerskip
+from speccascade.models import frequent, frequent_tokens, layerskip
 from speccascade.types import check_bits, Model, named_apart
 
 MTP = 'mtp'
-_EXIT = re.compile(rf'(.+)@(\d+|{MTP})')
+FREQUENT = 'frequent='
+_PART = re.compile(rf'(.+)@(\d+|{MTP}|{FREQUENT}.+)')
 _HUB_ID = re.compile(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*')
 _HUB_FILES = ['*.json', '*.safetensors', '*.model', 'merges.txt', '*.jinja']
 _DESCRIPTIONS = {'.gin', *tokenizers.SUFFIXES}  # kinds of files next to a checkpoint that describe it
@@ -51,7 +53,8 @@ def load(
   Args:
     path: Folder, hub id, or address in a bucket, as gs://…, of which a copy is cached on this machine. With @4 at its
       end it is the first four layers of that model; `load_all` lets them share the arrays of the complete model. With
-      @mtp it is the model's layer of multi-token prediction, a head.
+      @mtp it is the model's layer of multi-token prediction, a head; with @frequent=FILE it scores only the tokens that
+      occur in a text file (`models.frequent`).
     dtype: Float32, bfloat16 or float16. None is as stored, but float32 on a CPU, which computes many times slower with
       shorter numbers. Int8 is that of the weights alone, with a scale for each output; activations are as with None.
     scan: Stack the layers, so that one layer is compiled for all.
@@ -109,34 +112,46 @@ def load_shared(path, loaded: list, **settings) -> Model:
     loaded: The checkpoints that were loaded so far, with their settings; this one is added.
     **settings: Settings of `load`.
   """
-  base, layers = parse_model_path(path)
-  if layers == MTP:
+  base, part = parse_model_path(path)
+  if part == MTP:
     return load(path, **settings)
   key = (base, settings)
   model = next((model for known, model in loaded if known == key), None)
   if model is None:
     model = load(base, **settings)
     loaded.append((key, model))
-  return first_layers(model, layers)
+  return part_of(model, part)
 
 
 def parse_model_path(path) -> tuple[str, int | str | None]:
-  """Return the path of a checkpoint and, for MODEL@4, its number of layers: 4; for MODEL@mtp 'mtp'.
+  """Return the path of a checkpoint and the part of it: for MODEL@4 its number of layers, else what follows the @.
 
   A folder on this machine whose name ends in @4 is that folder.
   """
   text = os.fspath(path)
   local = not storage.is_address(text)
   text = os.path.normpath(os.path.expanduser(text)) if local else text
-  match = None if local and os.path.exists(text) else _EXIT.fullmatch(text)
+  match = None if local and os.path.exists(text) else _PART.fullmatch(text)
   if match is None:
     return text, None
-  return os.path.normpath(match[1]) if local else match[1], MTP if match[2] == MTP else int(match[2])
+  return os.path.normpath(match[1]) if local else match[1], int(match[2]) if match[2].isdigit() else match[2]
 
 
-def first_layers(model: Model, layers: int | None) -> Model:
-  """Return the first layers of a model, which share its arrays, or with None all of it."""
-  return model if layers is None else layerskip.layerskip(model, layers)
+def part_of(model: Model, part: int | str | None) -> Model:
+  """Return the first layers of a model, or it with a head over the tokens of a file; with None all of it."""
+  if part is None:
+    return model
+  if isinstance(part, int):
+    return layerskip.layerskip(model, part)
+  ids = frequent_tokens(model, data_files.read_text(part.removeprefix(FREQUENT)).splitlines(keepends=True))
+  return frequent(model, ids).replace(digest=_digest_of_part(model.digest, part))
+
+
+def _digest_of_part(complete: str, part: int | str | None) -> str:
+  """Return the digest of a part of a checkpoint by that of the checkpoint."""
+  if isinstance(part, str) and part != MTP:
+    return storage.digest((complete + data_files.read_text(part.removeprefix(FREQUENT))).encode())
+  return complete if part is None else f'{complete}@{MTP}' if part == MTP else layerskip.called(complete, part)
 
 
 def read(
@@ -160,7 +175,7 @@ def read(
   if dtype == 'int8':
     dtype, quantised = None, True
   settings = {'dtype': dtype, 'quantised': quantised, 'scan': scan, **layout}
-  path, layers = parse_model_path(path)
+  path, part = parse_model_path(path)
   folder = _folder(path, revision)
   form = kind(folder)
   if form == 't5x':
@@ -169,16 +184,16 @@ def read(
   elif activation is not None:
     raise ValueError(f'activation={activation!r} is for T5X checkpoints, and {folder} is {form}: leave it out')
   files.check_plain(folder.iterdir() if form == 'hf' else folder.rglob('*'))
-  if layers == MTP and form != 'hf':
+  if part == MTP and form != 'hf':
     raise ValueError(f'{folder} is {form}, and a layer of multi-token prediction is read of Hugging Face folders')
-  network, params = hf.read_mtp(folder, **settings) if layers == MTP else _FORMATS[form].read(folder, **settings)
+  network, params = hf.read_mtp(folder, **settings) if part == MTP else _FORMATS[form].read(folder, **settings)
   tokenizer = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
   generation = None if form == 't5x' else hf.generation_config(folder)
   digest_of_files = digest(folder, tokenizer=tokenizer) + '-int8' * quantised
   step = folder.name.startswith('checkpoint_')  # of T5X, whose model has the name of the folder above
   default = folder.parent.name if step else folder.name
   model = Model(params, network, tokenizer, default, digest_of_files, generation and json.dumps(generation))
-  model = model.replace(name=f'{default}@{MTP}') if layers == MTP else first_layers(model, layers)
+  model = model.replace(name=f'{default}@{MTP}') if part == MTP else part_of(model, part)
   return model if name is None else model.replace(name=name)
 
 
@@ -192,7 +207,7 @@ def digest(path, revision: str | None = None, tokenizer: Any = None) -> str:
     revision: Branch, tag or commit of a hub model.
     tokenizer: Tokenizer, or the path of one, instead of the checkpoint's own.
   """
-  path, layers = parse_model_path(path)
+  path, part = parse_model_path(path)
   folder = _folder(path, revision)
   form = kind(folder)
   folder = t5x.find(folder) if form == 't5x' else folder
@@ -204,8 +219,7 @@ def digest(path, revision: str | None = None, tokenizer: Any = None) -> str:
   for file in map(Path, tokenizer.files() if isinstance(tokenizer, tokenizers.Tokenizer) else ()):
     inside = file.is_relative_to(folder)  # the folder of one elsewhere does not count
     by_name[os.path.relpath(file, folder) if inside else f'tokenizer/{file.name}'] = file
-  complete = digests.of_files(by_name)
-  return complete if layers is None else f'{complete}@{MTP}' if layers == MTP else layerskip.called(complete, layers)
+  return _digest_of_part(digests.of_files(by_name), part)
 
 
 def kind(folder: Path) -> str:

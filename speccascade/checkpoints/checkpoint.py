@@ -15,7 +15,7 @@ class Checkpoint:
   """A model by its path, loaded when it is needed.
 
   Attributes:
-    path: The folder of a checkpoint; FOLDER@4 is the first four layers of the model in FOLDER.
+    path: The folder of a checkpoint, or a part of it, as `checkpoints.load` takes it.
     dtype: Float32, bfloat16, float16 or int8, of the weights alone; None: as stored, but float32 on a CPU.
     name: The name in results; None: that of the checkpoint.
     tokenizer: The path of another tokenizer than the checkpoint's.

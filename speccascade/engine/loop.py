@@ -32,7 +32,6 @@ from speccascade.engine.method import Method
 from speccascade.engine.packed import pack
 from speccascade.engine.phases import run as run_phases
 from speccascade.engine.state import Arrays, cache_slots, Context, first_state, Limits, State
-from speccascade.models import translation
 from speccascade.types import Array, Cache, Model, Network, Prompt, STALLED
 
 FOREVER = np.iinfo(np.int32).max
@@ -259,7 +258,7 @@ def end_stalled(method, before: Array, state: State) -> State:
 
 def lacks_of(program, method, params) -> tuple[Array | None, ...]:
   """Return [V] by slot: the tokens that a drafter lacks, where a combiner of logits reads it."""
-  by_slot = [translation.lacking(n, p) for n, p in zip(program.networks, params, strict=True)]
+  by_slot = [n.lacks(p) for n, p in zip(program.networks, params, strict=True)]
   read = method.adds_logits
   return tuple(x[: program.vocab] if x is not None and m in read else None for m, x in enumerate(by_slot))
 

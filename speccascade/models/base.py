@@ -72,6 +72,12 @@ class Base(Network):
   quantised: bool = dataclasses.field(default=False, kw_only=True, repr=False)
 
   packs = True
+  dense_head = ('logits_dense',)  # where the parameters have a head that is not the embedding
+
+  @property
+  def head_path(self) -> tuple[str, ...]:
+    """Where the parameters have what `scores` multiplies by."""
+    return ('token_embedder',) if self.tied else self.dense_head
 
   def on(self, backend: Backend) -> 'Base':
     """Return the network for a backend."""

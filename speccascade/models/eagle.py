@@ -150,7 +150,7 @@ class EagleModule(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Eagle(Head):
-  """An EAGLE head or an MTP layer; what a part of the vocabulary means is `draft_ids` [D] of the parameters."""
+  """An EAGLE head or an MTP layer; `write` [V] of its parameters numbers the tokens that it drafts, -1 for others."""
 
   config: HeadConfig
   dtype: str = 'float32'
@@ -173,6 +173,9 @@ class Eagle(Head):
     c = self.config.layer
     return cache_lib.empty(self.backend, 1, batch, c.kv_heads, slots, c.head_dim, self.dtype, False)
 
+  def lacks(self, params: Params) -> Array | None:
+    return params['write'] < 0 if self.config.draft_vocab else None
+
   def step(self, params: Params, cache: Cache, read: Reading) -> tuple[Array, Array, Cache]:
     args = cache, read.tokens, read.embedded(), read.features, read.positions
     x, features, cache = self.module.apply({'params': params}, *args)
@@ -180,17 +183,12 @@ class Eagle(Head):
       return read.scores(x), features, cache
     logits = self.module.apply({'params': params}, x, method='scores')
     if self.config.draft_vocab:
-      logits = _spread(logits, params['draft_ids'], self.vocab_size)
+      logits = self.backend.spread(logits, params['write'])
     return logits, features, cache
 
   def _init(self, key: Array) -> Params:
     params = self.module.init(key, self.empty({}, 1, 1), method='visit')['params']
     if self.config.draft_vocab:
-      params['draft_ids'] = jnp.arange(self.config.draft_vocab, dtype=jnp.int32)
+      ids = jnp.arange(self.vocab_size, dtype=jnp.int32)
+      params['write'] = jnp.where(ids < self.config.draft_vocab, ids, -1)
     return params
-
-
-def _spread(logits: Array, ids: Array, vocab: int) -> Array:
-  """Return logits [B, L, V] of those [B, L, D] of the tokens `ids` [D], -∞ for all others."""
-  where = jnp.full(vocab, -1, jnp.int32).at[ids].set(jnp.arange(ids.shape[0], dtype=jnp.int32))
-  return jnp.where(where < 0, -jnp.inf, jnp.take(logits, where, axis=-1, mode='clip'))

@@ -196,6 +196,9 @@ class Drafter(Pair):
   def corrects(self) -> bool:
     return self.head.corrects
 
+  def lacks(self, params: Params) -> Array | None:
+    return self.head.lacks(params['head'])
+
   def corrected(self, params: Params, logits: Array, token: Array) -> Array:
     return self.head.corrected(params['head'], logits, token)
 

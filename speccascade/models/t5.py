@@ -284,6 +284,7 @@ class T5(Base):
   scan: bool = False
 
   max_positions = None
+  dense_head = ('decoder', 'logits_dense')
 
   def __post_init__(self):
     if not isinstance(self.config, Config):

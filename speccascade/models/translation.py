@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
-from speccascade.backends import Backend
+from speccascade.backends import Backend, ops
 from speccascade.data import tokenizer_formats, tokenizers
 from speccascade.host import storage
 from speccascade.models.base import Around
@@ -68,6 +68,9 @@ class Translated(Around):
     """As of the drafter, and those of the tables."""
     return _with_tables(self.drafter.param_axes(), {name: PartitionSpec('tokens') for name in ('read', 'write')})
 
+  def lacks(self, params: Params) -> Array:
+    return params[TABLES]['write'] < 0
+
   def on(self, backend: Backend) -> 'Translated':
     """Return the network for a backend."""
     return dataclasses.replace(self, drafter=self.drafter.on(backend))
@@ -81,8 +84,7 @@ class Translated(Around):
     """Feed tokens [B, L]; return logits [B, L, V] of the tokens after them, and the cache."""
     own, tables = _apart(params)
     logits, cache = self.drafter.extend(own, cache, _looked_up(tables['read'], tokens), positions, *packing)
-    write = tables['write'].reshape((1,) * (logits.ndim - 1) + (-1,))
-    return jnp.where(write < 0, -jnp.inf, jnp.take(logits, tables['write'], axis=-1, mode='clip')), cache
+    return ops.spread(logits, tables['write']), cache
 
 
 def _with_tables(own: Params | None, tables: Params) -> Params | None:
@@ -153,14 +155,9 @@ def for_the_last(models: Sequence[Model]) -> list[Model]:
   return [*(m if tokenizers.are_alike(m, last) else translated(m, for_=last) for m in others), last]
 
 
-def lacking(network: Network, params: Params) -> Array | None:
-  """Return [V]: which tokens the drafter in a network lacks; None where the network is not translated."""
-  return params[TABLES]['write'] < 0 if isinstance(network, Translated) else None
-
-
 def common(model: Model) -> np.ndarray | None:
-  """Return [V]: which of a model's tokens its drafter has; None where the model is not translated."""
-  lacks = lacking(model.network, model.params)
+  """Return [V]: which of a model's tokens it drafts; None where it drafts all."""
+  lacks = model.network.lacks(model.params)
   return None if lacks is None else ~np.asarray(lacks)
 
 

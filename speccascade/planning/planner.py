@@ -132,7 +132,7 @@ def _check_requests(rows: Sequence[requests.Row], sampler: sampling.Sampler):
 
 
 def _overlaps(models: Sequence[Model], measured: '_Acceptance') -> tuple[str, ...]:
-  """Return for each model of another vocabulary how many tokens it shares, and what that costs in acceptance."""
+  """Return for each model that lacks tokens how many it has, and what that costs in acceptance."""
   found = [(model.name, common) for model in models if (common := translation.common(model)) is not None]
   if not found:
     return ()
@@ -142,9 +142,8 @@ def _overlaps(models: Sequence[Model], measured: '_Acceptance') -> tuple[str, ..
   for name, common in found:
     shares = [f'{common[tokens].mean():.0%}' for tokens in (prompts, measured.written)]
     lines.append(
-      f'{name} has {common.sum()} of the {common.size} tokens of {large}: {shares[0]} of the tokens in the '
-      f'prompts, the rest of which it reads as others, and {shares[1]} of those that {large} writes, the most that can '
-      'be accepted'
+      f'{name} has {common.sum()} of the {common.size} tokens of {large}: {shares[0]} of the tokens in the prompts, '
+      f'and {shares[1]} of those that {large} writes, the most that can be accepted'
     )
   return tuple(lines)
 

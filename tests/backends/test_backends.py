@@ -104,6 +104,22 @@ def test_a_wide_window_stays_in_the_kernel_in_as_few_calls_as_there_is_memory_fo
   assert program.count('name=attend') == 2 * calls and 'softmax' not in program
 
 
+SOME = [(3, 1, 1000, 200), (1, 1, 20000, 9000), (2, 9, 5000, 5000), (1, 2, 9000, 130), (1, 1, 300, 1)]  # B, L, V, D
+
+
+@pytest.mark.parametrize('shape', SOME)
+@pytest.mark.parametrize('name', BACKENDS)
+def test_the_scores_of_some_tokens_are_spread_over_the_vocabulary(name, shape):
+  *rows, vocab, some = shape
+  ids = np.sort(np.random.default_rng(0).choice(vocab, some, replace=False))
+  write = np.full(vocab, -1, np.int32)
+  write[ids] = np.arange(some)
+  (logits,) = _random(0, (*rows, some))
+  expected = np.full((*rows, vocab), -np.inf, np.float32)
+  expected[..., ids] = logits
+  np.testing.assert_array_equal(jax.jit(BACKENDS[name].spread)(logits, write), expected)
+
+
 def test_rows_share_a_step_where_their_caches_are_small_and_two_steps_are_left():
   shares = {
     (1, 384): 1,

@@ -442,17 +442,19 @@ def tiny_table():
   return speccascade.models.toy.Table(11)
 
 
-@pytest.mark.parametrize('change', ['missing', 'shape', 'other head'])
+@pytest.mark.parametrize('change', ['missing', 'shape', 'ids', 'other head'])
 def test_a_damaged_head_is_named(tmp_path, change):
   path, tensors, config = eagle_3(tmp_path / 'head')
   if change == 'missing':
     del tensors['midlayer.hidden_norm.weight']
   elif change == 'shape':
     tensors['lm_head.weight'] = tensors['lm_head.weight'][:3]
+  elif change == 'ids':
+    tensors['d2t'] = tensors['d2t'][::-1].copy()
   else:
     config |= {'architectures': ['PEagleDraftModel']}
   saved(path, config, tensors)
-  message = {'missing': 'hidden_norm', 'shape': 'lm_head', 'other head': 'peagle'}[change]
+  message = {'missing': 'hidden_norm', 'shape': 'lm_head', 'ids': 'd2t', 'other head': 'peagle'}[change]
   with pytest.raises(ValueError, match=message):
     speccascade.load(path)
 

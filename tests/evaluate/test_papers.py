@@ -113,7 +113,7 @@ def model(path: str) -> Model:
   """Return the model at a path as shapes; layers are stacked, where all are in it: quicker to trace."""
   base, layers = checkpoints.parse_model_path(path)
   network = dataclasses.replace(NETWORKS[base](), scan=layers is None)
-  return checkpoints.first_layers(Model(network.param_shapes(), network, name=path), layers)
+  return checkpoints.part_of(Model(network.param_shapes(), network, name=path), layers)
 
 
 # A record of each data set, and how many its split has.

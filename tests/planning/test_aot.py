@@ -30,6 +30,7 @@ ASKED = {
   'autoregressive': ['--method', 'autoregressive(model=1)'],
   'speculative': ['--block', '5'],
   'one pass': ['--block', '5', '--mask_token', '3'],
+  'frequent tokens': ['--block', '5', '--frequent', '200'],
   'opt': ['--rule', 'opt:0.1', '--block', '5'],
 }
 OPT = methods.speculative(functools.partial(rules.opt, alpha=0.1), 5)
@@ -52,7 +53,14 @@ def run(capsys, *args) -> dict:
 
 @pytest.mark.parametrize(
   'method, batch',
-  [('autoregressive', '1'), ('speculative', '1'), ('speculative', '8'), ('opt', '4'), ('one pass', '8')],
+  [
+    ('autoregressive', '1'),
+    ('speculative', '1'),
+    ('speculative', '8'),
+    ('opt', '4'),
+    ('one pass', '8'),
+    ('frequent tokens', '8'),
+  ],
 )
 def test_a_round_for_a_tpu_has_no_row_loops_no_cache_copies_and_no_weights_laid_out_anew(pair, capsys, method, batch):
   pytest.importorskip('libtpu')

@@ -137,19 +137,28 @@ def _eagle(config: Mapping, tensors: dict[str, Tensor], found: str) -> tuple[Eag
   )
   tensors = {name: x for name, x in tensors.items() if name != 't2d'}
   if (offsets := tensors.pop('d2t', None)) is not None and head.draft_vocab:
-    ids = np.arange(head.draft_vocab, dtype=np.int32) + np.asarray(offsets.read(), np.int32)
-    tensors['d2t'] = stored.in_memory(offsets.file, 'd2t', ids)
+    tensors['d2t'] = stored.in_memory(offsets.file, 'd2t', _numbers(offsets, head))
   if not third:
     tensors.pop('lm_head.weight', None)  # the verifier's
 
   def locate(module: str, leaf: str) -> dict[str, Any]:
-    if leaf == 'draft_ids':
+    if leaf == 'write':
       return {'source': 'd2t'}
     source = prefix + _LAYER[module] if module in _LAYER else _AROUND.get(module)
     source = source or re.sub(r'states_norms_(\d+)', r'fc_norm.\1', module)
     return _stored_as(source, leaf)
 
   return Eagle(head), locate, tensors
+
+
+def _numbers(offsets: Tensor, head: HeadConfig) -> np.ndarray:
+  """Return [V]: the number of each token among those that EAGLE-3 drafts, -1 for the others."""
+  ids = np.arange(head.draft_vocab) + np.asarray(offsets.read())
+  if (np.diff(ids) <= 0).any() or not 0 <= ids[0] <= ids[-1] < head.vocab_size:
+    raise ValueError(f"'d2t' names no ascending ids of 0 … {head.vocab_size - 1}: {AGAIN}")
+  write = np.full(head.vocab_size, -1, np.int32)
+  write[ids] = np.arange(head.draft_vocab)
+  return write
 
 
 def read_mtp(folder: Path, config: Mapping, tensors: Mapping[str, Tensor], **settings) -> tuple[Eagle, Params]:
