@@ -64,6 +64,9 @@ class Frequent(Around):
   def mask_token(self) -> int | None:
     return self.drafter.mask_token
 
+  def endless(self) -> 'Frequent':
+    return dataclasses.replace(self, drafter=self.drafter.endless())
+
   def on(self, backend: Backend) -> 'Frequent':
     return dataclasses.replace(self, drafter=self.drafter.on(backend))
 

@@ -16,7 +16,7 @@ from matching import having, says
 import numpy as np
 import pytest
 
-from speccascade import decode, embedded, methods, plan, Request, Sampler
+from speccascade import decode, embedded, methods, models, plan, Request, Sampler
 from speccascade.decode import __main__ as command
 from speccascade.engine import requests
 from speccascade.host.progress import Progress
@@ -67,6 +67,15 @@ def test_a_head_is_planned_beside_its_verifier_whose_rounds_have_its_calls():
   assert says(str(made), 'head drafts beside it alone', "its drafter's calls in it")
   with pytest.raises(ValueError, match='head only drafts, .* plan it without predictors'):
     planner.plan([head, large], PROMPTS, predictors=[predictors.margin])
+
+
+def test_networks_around_another_are_timed_without_ends_too():
+  small, large = embedded.models()
+  layer = DecoderConfig(64, 32, 4, 2, 8, 64, (Span(),), tied=True)
+  head, verifier = (Model({}, n, name='any') for n in (Eagle(HeadConfig('eagle', layer, (-1,))), Decoder(layer, (1,))))
+  around = [models.frequent(small, [3]), models.translated(small, for_=large), models.layerskip.layerskip(large, 1)]
+  assert all(m.network.eos_ids for m in (*around, verifier))
+  assert not any(m.network.eos_ids for m in timing.endless([*around, *models.beside(head, verifier)]))
 
 
 def test_a_model_that_drafts_for_itself_does_not_pay_and_the_plan_says_why():
