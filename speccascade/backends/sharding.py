@@ -321,7 +321,10 @@ def shared(models: Sequence[Any]) -> Mesh | None:
 
 def _a_leaf(params: Any) -> Any:
   """Return one of the parameters, None where there are none."""
-  return next(iter(jax.tree.leaves(params)), None)
+  if not isinstance(params, Mapping | list | tuple):
+    return next(iter(jax.tree.leaves(params)), None)
+  parts = params.values() if isinstance(params, Mapping) else params
+  return next((leaf for part in parts if (leaf := _a_leaf(part)) is not None), None)  # each decode asks for some
 
 
 def _mesh_of(x: Any) -> Mesh | None:
