@@ -15,6 +15,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from speccascade.backends import ops
+from speccascade.backends.quantised import product, Quantised, widened
 
 Array = jax.Array
 Params = Any  # a pytree of arrays; those of the package's networks are dicts
@@ -131,7 +132,7 @@ class Backend:
       x: Tokens [N, E].
       index: [N, K] the experts of each token, out of 0 … X - 1 where one is not here.
       weights: [N, K] what each is multiplied by, 0 where it is not here.
-      into: The first kernel, [X, E, F], and that of the gate's product where there is one.
+      into: The first kernel, [X, E, F], and that of the gate's product where there is one; each may be `Quantised`.
       out: The last kernel, [X, F, E].
       act: The activation.
 
@@ -139,6 +140,7 @@ class Backend:
       [N, E] in float32.
     """
     count = out.shape[0]
+    dtype = x.dtype
 
     def mlp(x, into, out, multiply):
       h, *others = (multiply(x, kernel) for kernel in into)
@@ -147,8 +149,9 @@ class Backend:
     if index.size < count:
 
       def by_token(x, kernels):
-        chosen = jnp.take(kernels, index.reshape(-1), axis=0, mode='clip')
-        return (x[:, :, None].astype(jnp.float32) * chosen.astype(jnp.float32)).sum(1)
+        chosen = jax.tree.map(lambda kernel: jnp.take(kernel, index.reshape(-1), axis=0, mode='clip'), kernels)
+        values, scale = chosen if isinstance(chosen, Quantised) else (chosen, 1.0)
+        return (x[:, :, None].astype(jnp.float32) * values.astype(jnp.float32)).sum(1) * scale
 
       y = mlp(jnp.repeat(x, index.shape[1], axis=0), into, out, by_token).reshape(*index.shape, -1)
       return jnp.where(weights[..., None] > 0, y * weights[..., None], 0).sum(1)
@@ -156,7 +159,7 @@ class Backend:
     def add(total, expert):
       number, into, out = expert
       share = jnp.where(index == number, weights, 0).sum(1)[:, None]
-      y = mlp(x, into, out, lambda x, kernel: self.matmul(x, kernel, jnp.float32))
+      y = mlp(x, into, out, lambda x, kernel: product(self.matmul, x, widened(kernel, dtype), jnp.float32))
       return total + jnp.where(share > 0, y * share, 0), None
 
     return lax.scan(add, jnp.zeros(x.shape, jnp.float32), (jnp.arange(count), into, out))[0]

@@ -1,8 +1,8 @@
 """Weights of 8 bits: whole numbers, and a scale for each output.
 
-A kernel [in, out] has a scale for each column, a token's embedding one of its own, which is that of an output where the
-table is the head. Activations keep their dtype, in which the whole numbers are exact: a product sums them as they are
-and scales the sums, so that a device reads one byte a weight.
+A kernel [in, out], that of each expert too, has a scale for each column, a token's embedding one of its own, which is
+that of an output where the table is the head. Activations keep their dtype, in which the whole numbers are exact: a
+product sums them as they are and scales the sums, so that a device reads one byte a weight. A router keeps its floats.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ MOST = 127  # the largest number
 class Quantised(NamedTuple):
   """The weights `values` · `scale` in the place of a parameter, or what stands for either: a shape, a sharding."""
 
-  values: Array  # [in, out] or [out, in], int8; layers that are stacked are in front of both
+  values: Array  # [in, out] or [out, in], int8; layers and experts that are stacked are in front of both
   scale: Array  # [out], float32
 
   @property
@@ -32,7 +32,7 @@ class Quantised(NamedTuple):
 def summed_axis(path: tuple[str, ...]) -> int | None:
   """Return the axis that a product sums over, of a parameter that is quantised; None for one that is not."""
   if path[-1] == 'kernel':
-    return -2
+    return None if path[-2] == 'router' else -2
   return -1 if path[-2:] == ('token_embedder', 'embedding') else None
 
 
@@ -72,6 +72,11 @@ def _map(change: Callable[[Any, int], Quantised], params: Params) -> Params:
     return x if axis is None else change(x, axis)
 
   return unflatten_dict({path: changed(path, x) for path, x in flatten_dict(params).items()})
+
+
+def widened(weights: Array | Quantised, dtype: Any) -> Array | Quantised:
+  """Return weights with their whole numbers in the dtype of activations; others as they are."""
+  return weights._replace(values=weights.values.astype(dtype)) if isinstance(weights, Quantised) else weights
 
 
 def product(multiply: Callable, x: Array, weights: Array | Quantised, out_dtype: Any) -> Array:

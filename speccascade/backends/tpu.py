@@ -10,6 +10,7 @@ import numpy as np
 
 from speccascade.backends import ops, sharding, tpu_attention, tpu_filters, tpu_spread
 from speccascade.backends.base import Backend, cached, tokens_of
+from speccascade.backends.quantised import Quantised
 from speccascade.backends.registry import backend
 
 Array = jax.Array
@@ -62,8 +63,14 @@ class TPU(Backend):
     order = jnp.argsort(expert)
     sizes = (expert[:, None] == jnp.arange(count)[None]).sum(0, dtype=jnp.int32)
 
+    dtype = x.dtype
+
     def multiply(x, kernel):
-      return jax.lax.ragged_dot(x.astype(kernel.dtype), kernel, sizes, preferred_element_type=jnp.float32)
+      if not isinstance(kernel, Quantised):
+        return jax.lax.ragged_dot(x.astype(kernel.dtype), kernel, sizes, preferred_element_type=jnp.float32)
+      # The kernel of XLA reads whole numbers as they are; converted before it, all experts would be written as floats.
+      y = jax.lax.ragged_dot(x.astype(dtype), kernel.values, sizes, preferred_element_type=jnp.float32)
+      return y * ops.pick(kernel.scale, jnp.sort(expert))
 
     sorted_x = ops.pick(x, order // chosen)
     h, *others = (multiply(sorted_x, kernel) for kernel in into)

@@ -11,8 +11,11 @@ from jax import lax
 import jax.numpy as jnp
 
 from speccascade.backends import Backend, sharding
+from speccascade.backends.quantised import Quantised
 from speccascade.models import layers as blocks
 from speccascade.types import Array
+
+_SCALE = ' scale'  # behind the name of a kernel of int8
 
 
 class _Kernels(nn.Module):
@@ -49,19 +52,33 @@ class Experts(nn.Module):
     weights = weights / weights.sum(-1, keepdims=True) if self.normalised else weights
     sizes = self.experts, x.shape[-1], self.inner
     into, out = ('expert', 'embed', 'expert_mlp'), ('expert', 'expert_mlp', 'embed')
-    names = ('wi_0', 'wi_1') if self.gated else ('wi',)
-    kernels = {name: (_Kernels(sizes, into, self.dtype, name=name)(), (into[0], None, into[2])) for name in names}
-    kernels['wo'] = _Kernels((sizes[0], sizes[2], sizes[1]), out, self.dtype, name='wo')(), (*out[:2], None)
+    made = {name: (sizes, into, 1) for name in (('wi_0', 'wi_1') if self.gated else ('wi',))}
+    made['wo'] = (sizes[0], sizes[2], sizes[1]), out, 2
+    kernels = {}
+    for name, (shape, axes, whole) in made.items():
+      names = [*axes]
+      names[whole] = None  # which no rule divides
+      kernels |= _parts(name, _Kernels(shape, axes, self.dtype, name=name)(), tuple(names))
     tokens = {name: (y, ('rows', None, None)) for name, y in dict(x=x, weights=weights, index=index).items()}
     numbers = {'numbers': (jnp.arange(self.experts), ('expert',))}
     return sharding.over_shards(
       self.backend.layout, self._local, tokens | kernels | numbers, [('rows', None, None)], ('expert', 'expert_mlp')
     )[0]
 
-  def _local(self, x, weights, index, numbers, wo, **into) -> tuple[Array]:
+  def _local(self, x, weights, index, numbers, **parts) -> tuple[Array]:
     """Return the sum over the experts of a device, or over its part of the inner width of each."""
     index = index - numbers[0]
     weights = jnp.where((index >= 0) & (index < numbers.shape[0]), weights, 0)
     tokens, which, shares = (y.reshape(-1, y.shape[-1]) for y in (x, index, weights))
-    y = self.backend.experts(tokens, which, shares, tuple(into.values()), wo, blocks.ACTIVATIONS[self.activation])
+    scales = {name.removesuffix(_SCALE): y for name, y in parts.items() if name.endswith(_SCALE)}
+    kernels = {name: y for name, y in parts.items() if not name.endswith(_SCALE)}
+    *into, out = [Quantised(y, scales[name]) if scales else y for name, y in kernels.items()]
+    y = self.backend.experts(tokens, which, shares, tuple(into), out, blocks.ACTIVATIONS[self.activation])
     return (y.astype(x.dtype).reshape(x.shape),)
+
+
+def _parts(name: str, kernel: Array | Quantised, axes: tuple) -> dict[str, tuple[Array, tuple]]:
+  """Return the arrays of a kernel by name, each with the names of its axes."""
+  if not isinstance(kernel, Quantised):
+    return {name: (kernel, axes)}
+  return {name: (kernel.values, axes), name + _SCALE: (kernel.scale, (axes[0], axes[2]))}

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade.backends import Backend, View
-from speccascade.backends.quantised import product, Quantised
+from speccascade.backends.quantised import product, Quantised, widened
 from speccascade.models import cache as cache_lib
 from speccascade.models import packing as packing_lib
 from speccascade.models import rope as rope_lib
@@ -102,9 +102,7 @@ class Dense(nn.Module):
     else:
       init = nn.initializers.variance_scaling(self.init_scale, 'fan_in', 'normal')
       kernel = parameter(self, 'kernel', init, self.axes, (x.shape[-1], self.features))
-      if isinstance(kernel, Quantised):
-        kernel = kernel._replace(values=kernel.values.astype(x.dtype))
-      y = product(self.backend.matmul, x, kernel, self.out_dtype)
+      y = product(self.backend.matmul, x, widened(kernel, x.dtype), self.out_dtype)
     if self.use_bias:
       bias = parameter(self, 'bias', nn.initializers.zeros, self.axes[1:], (self.features,))
       y = y + bias.astype(y.dtype).reshape((1,) * (y.ndim - 1) + (-1,))

@@ -16,6 +16,7 @@ from tiers import quick
 
 from speccascade import backends, decode, methods, rules, sampling
 from speccascade.backends import base, cpu, ops, registry, sharding, tpu_attention, View
+from speccascade.backends.quantised import quantise
 from speccascade.engine import loop
 from speccascade.engine.loop import decode_batch
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
@@ -31,6 +32,7 @@ EXPERTS = Decoder(DecoderConfig(23, 16, 4, 2, 8, 24, (Span(),) * 2, experts=20, 
 ENCDEC = T5(T5Config(23, 16, 2, 12, 24, encoder_layers=2, decoder_layers=3))
 GEMMA = T5(T5GemmaConfig(**vars(LLAMA.config) | dict(attention_cap=2.0, tied=True), encoder=LLAMA.config))
 NETWORKS = {'llama': LLAMA, 'opt': OPT, 'experts': EXPERTS, 't5': ENCDEC, 't5gemma': GEMMA}
+NETWORKS['experts of int8'] = dataclasses.replace(EXPERTS, quantised=True)
 #        batch, window, heads, key-value heads, dimension, slots, sight, cap
 SHAPES = {
   'a pair of heads in a tile': (2, 3, 4, 2, 64, 256, 0, None),
@@ -231,6 +233,22 @@ def test_a_network_is_the_same_on_every_backend(name, family, scan):
   given = params, prompt, tokens[:, 9:], start[:, None] + jnp.arange(5)[None]
   plain, found = _logits(backends.Backend(), network, *given), _logits(BACKENDS[name], network, *given)
   jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), found, plain)
+
+
+@pytest.mark.parametrize('tokens', [1, 9])
+@pytest.mark.parametrize('name', BACKENDS)
+def test_experts_of_int8_are_the_floats_that_they_stand_for(name, tokens):
+  x, gate, up, out = _random(0, (tokens, 8), (6, 8, 5), (6, 8, 5), (6, 5, 8))
+  rng = np.random.default_rng(1)
+  index = jnp.asarray([rng.choice(8, 3, replace=False) - 1 for _ in range(tokens)], jnp.int32)  # -1 and 6 are elsewhere
+  weights = jnp.where((index >= 0) & (index < 6), 0.4, 0.0)
+  kernels = [quantise(kernel, -2) for kernel in (gate, up, out)]
+  floats = [k.values.astype(jnp.float32) * k.scale[:, None] for k in kernels]
+  found, expected = (
+    jax.jit(BACKENDS[name].experts, static_argnums=5)(x, index, weights, (gate, up), out, jax.nn.silu)
+    for gate, up, out in (kernels, floats)
+  )
+  np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_parameters_are_changed_for_a_cpu_only_where_it_computes(monkeypatch):

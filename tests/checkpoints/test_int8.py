@@ -31,7 +31,6 @@ from speccascade.planning.synthetic import random_model, tree_bytes
 from speccascade.types import Model, Prompt
 
 FAMILIES = {name: {'model_type': name, **family.tiny} for name, family in hf.FAMILIES.items() if family.tiny}
-FAMILIES = {name: config for name, config in FAMILIES.items() if not any('experts' in key for key in config)}
 WIDER = {'llama': Decoder(DecoderConfig(40, 256, 4, 2, 64, 512, (Span(),) * 2, tied=True))}
 WIDER['t5'] = T5(T5Config(40, 128, 4, 32, 256, encoder_layers=2, decoder_layers=2))
 
