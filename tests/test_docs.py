@@ -101,7 +101,8 @@ def test_a_gin_file_takes_the_task_of_the_page_on_extending(tmp_path, monkeypatc
 
 @pytest.mark.full
 def test_the_python_of_the_page_on_several_devices_runs():
-  (code,) = blocks(DOCS / 'scaling.md', 'python')
+  one, two = blocks(DOCS / 'scaling.md', 'python')
+  code = f'{one}\nbefore = out.tokens\n{two}\nassert out.tokens == before'
   code = code.replace('PATH', str(Path(embedded.vocabulary()).parents[1]))
   flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=8'
   program = f"prompts = ['A dog runs.']\n{code}\nprint(out.finish_reasons)"

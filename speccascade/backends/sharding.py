@@ -360,9 +360,9 @@ def apart(models: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _devices(params: Any) -> frozenset | None:
-  """Return the devices of parameters, None where there are none."""
+  """Return the devices of parameters, None where there are none or they are traced."""
   leaf = _a_leaf(params)
-  if leaf is None:
+  if leaf is None or isinstance(leaf, jax.core.Tracer):
     return None
   return leaf.sharding.device_set if isinstance(leaf, jax.Array) else frozenset(jax.devices()[:1])
 
