@@ -182,9 +182,7 @@ class BatchReport:
       some = {row.candidate: row for row in self.rows if row.block == block}
       cells = [f'{_cell(some.get(c)):>{len(h)}}' for c, h in zip(candidates, heads, strict=True)]
       lines.append(f'  {block:>3}  {cost.window(block + 1) / cost.token:6.2f}   ' + '  '.join(cells))
-    calls = (
-      "a round but for its drafter's calls" if cost.ratio > cost_model.FREE else "a round, its drafter's calls in it"
-    )
+    calls = "a round but for its drafter's calls" if timed else "a round, its drafter's calls in it"
     lines.append(f"window: {calls}, over the verifier's time for one token")
     return '\n'.join([*lines, '', self.verdict, f'Fastest with the distribution of {large}: {self.choice}.'])
 
