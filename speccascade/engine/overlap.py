@@ -48,7 +48,13 @@ class Crossing:
   packed: Array  # [B, N] all that is small
   probs: Array | None
   logits: tuple[Array | None, ...]  # by slot
-  like: Any = static()  # the shapes of what is packed
+  form: Any = static()  # the structure of what is packed, and its shapes
+
+  @property
+  def like(self) -> tuple[State, Array]:
+    """What is packed, as shapes: the state, and the lengths before the round."""
+    structure, shapes = self.form
+    return structure.unflatten(shapes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +77,12 @@ class Half:
 # ---- in a program ----
 
 
+def _on(state: State, layout: sharding.Layout | None, backend: Backend) -> State:
+  """Return a state with the static parts that name devices."""
+  noise = state.noise.replace(layout=layout) if isinstance(state.noise, sampling.Keyed) else state.noise
+  return state.replace(noise=noise, sampler=dataclasses.replace(state.sampler, backend=backend))
+
+
 def parted(
   program: loop.Program, state: State, since: Array, sends: Sequence[int] | None = None
 ) -> tuple[Kept, Crossing]:
@@ -85,31 +97,25 @@ def parted(
   w = state.window
   own = tuple(x if slot in program.shown else None for slot, x in enumerate(w.logits))
   kept = Kept(state.caches, own, w.probs if program.drafts else None, state.limits)
-  # Static parts that name the devices are those of neither mesh.
-  noise = state.noise.replace(layout=None) if isinstance(state.noise, sampling.Keyed) else state.noise
-  sampler = dataclasses.replace(state.sampler, backend=Backend())
   none = (None,) * len(w.logits)
-  small = state.replace(caches=(), limits=None, noise=noise, sampler=sampler, window=w.replace(logits=none, probs=None))
+  small = state.replace(caches=(), limits=None, window=w.replace(logits=none, probs=None))
+  small = _on(small, None, Backend())  # of neither mesh
   leaves, structure = jax.tree.flatten((small, since))
-  like = structure, tuple(Shape(x.shape, np.dtype(x.dtype)) for x in leaves)
+  form = structure, tuple(Shape(x.shape, np.dtype(x.dtype)) for x in leaves)
   packed = pack((small, since))
   packed = packed if program.layout is None else program.layout.pin(packed)
   logits = tuple(x if slot in (sends or ()) else None for slot, x in enumerate(w.logits))
-  return kept, Crossing(packed, None if sends is None or noise.coupled else w.probs, logits, like)
+  return kept, Crossing(packed, None if sends is None or state.noise.coupled else w.probs, logits, form)
 
 
 def joined(program: loop.Program, kept: Kept, crossing: Crossing) -> tuple[State, Array]:
   """Return the state of which a part stayed and a part crossed, and the lengths [B] before the round."""
-  structure, shapes = crossing.like
-  state, since = unpack(crossing.packed, structure.unflatten(shapes))
+  state, since = unpack(crossing.packed, crossing.like)
   logits = tuple(mine if x is None else x for mine, x in zip(kept.logits, crossing.logits, strict=True))
   probs = kept.probs if crossing.probs is None else crossing.probs
-  layout = program.layout
-  noise = state.noise.replace(layout=layout) if isinstance(state.noise, sampling.Keyed) else state.noise
-  sampler = dataclasses.replace(state.sampler, backend=program.backend)
   window = state.window.replace(logits=logits, probs=probs)
-  whole = state.replace(caches=kept.caches, limits=kept.limits, noise=noise, sampler=sampler, window=window)
-  return program.pin(whole), since
+  whole = _on(state, program.layout, program.backend)
+  return program.pin(whole.replace(caches=kept.caches, limits=kept.limits, window=window)), since
 
 
 def _begin(program, start, params, prefix: tuple, batch: loop.InsertBatch) -> tuple[Kept, Crossing]:
@@ -171,8 +177,7 @@ def compiled_with(options: tuple[tuple[str, str], ...]):
 
 
 def _shown(crossing: Crossing) -> Array:
-  structure, shapes = crossing.like
-  state, _ = unpack(crossing.packed, structure.unflatten(shapes))
+  state, _ = unpack(crossing.packed, crossing.like)
   return pack(loop.host_arrays(state))
 
 
@@ -276,18 +281,18 @@ class Overlapped(Rounds):
     now = min(rounds, self.rounds_at_once)
     halves = [*state]
     stops = np.split(np.zeros(self.size, bool) if stop is None else stop, HALVES)
-    counts: list[list[Any]] = []
+    before: list[Array] = []  # how many rows of each half were done after the round before
     for number in range(now):
-      counts.append([])
+      counts = []
       for i, half in enumerate(halves):
         halves[i], count = self._round(half, stops[i] if number == 0 else np.zeros(self.half, bool))
-        counts[-1].append(count)
+        counts.append(count)
       # The host looks at the round before, so that the devices have work meanwhile.
-      if number and sum(map(int, counts[number - 1])) >= ended:
+      if before and sum(map(int, before)) >= ended:
         break
+      before = counts
     packed = [shown(half.crossing) for half in halves]
-    structure, shapes = halves[0].crossing.like
-    return Running(tuple(halves), structure.unflatten(shapes)[0], packed, ended, rounds - number - 1)
+    return Running(tuple(halves), halves[0].crossing.like[0], packed, ended, rounds - number - 1)
 
   def _round(self, half: Half, stop: np.ndarray) -> tuple[Half, Array]:
     """Start a round of one half; return it, and how many of its rows are done."""
