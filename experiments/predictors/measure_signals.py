@@ -119,18 +119,28 @@ class HeldOut(plans.Profile):
     return self.samples[f'chance {name}']
 
 
-def speeds(samples: Mapping[str, np.ndarray], trio: Trio, batch: int) -> dict[str, str]:
-  """Return the speed over plain decoding of the best γ, and of each predictor by the best total, with its γ."""
+def drafting(profile: plans.Profile, tokens: int, flat: bool) -> HeldOut:
+  """Return a profile whose drafter, if it is flat, gives so many tokens in the time of one."""
+  share = tokens if flat else 1
+  steps = {batch: (draft / share, *others) for batch, (draft, *others) in profile.steps.items()}
+  return HeldOut.of(profile.table, profile.origin, profile.samples, profile.times, steps)
+
+
+def speeds(samples: Mapping[str, np.ndarray], trio: Trio, batch: int, flat: bool) -> dict[str, str]:
+  """Return the speed over plain decoding of the best γ, and of each predictor by the best total, with its γ.
+
+  A flat drafter gives a whole draft in the time of one token.
+  """
   origin = plans.Origin((), (), (), '', '', BLOCK)
   names = [name.removeprefix('chance ') for name in samples if name.startswith('chance ')]
   best: dict[str, tuple[float, int]] = {}
   for block in (1, 2, 3, 5, 7):
     made = trio.profile(plans.Profile.of(None, origin, samples, {1: {1: 1.0, 2: 1.0}}, {1: (0, 0, 1, 0)}), batch, block)
-    made = HeldOut(**{field.name: getattr(made, field.name) for field in dataclasses.fields(made)})
     plain = sv_costs.plain(made, batch)
-    found = {'best γ': sv_costs.speculative(made, batch, block) / plain}
+    found = {'best γ': sv_costs.speculative(drafting(made, block, flat), batch, block) / plain}
+    scheduled = drafting(made, block + 1, flat)  # which drafts a token more
     for name in names:
-      found[name] = sv_model.simulate(made, batch, block, sv_model.Variant(name))['sv'] / plain
+      found[name] = sv_model.simulate(scheduled, batch, block, sv_model.Variant(name))['sv'] / plain
     best = {name: max(best.get(name, (0.0, 0)), (x, block)) for name, x in found.items()}
   return {name: f'{x:.2f} ({block})' for name, (x, block) in best.items()}
 
@@ -151,12 +161,13 @@ def tables(args: argparse.Namespace):
     for chip in args.chips:
       times = [compiled_times.roofline(shapes.llama(size), chip) for size in ('68m', '160m', '13b')]
       for batch in BATCHES:
-        speed = speeds(samples, Trio(*times), batch)
-        gained.append([path.stem, chip, batch, *speed.values()])
+        for flat in (False, True):
+          speed = speeds(samples, Trio(*times), batch, flat)
+          gained.append([path.stem, chip, 'one call a draft' if flat else 'a step a token', batch, *speed.values()])
   columns = ['texts', 'predictor', 'entropy explained', 'area under the curve']
   print(markdown(dict(title='What predictors tell', columns=columns, rows=rows, note='')))
   if gained:
-    columns = ['texts', 'chip', 'batch', 'best γ', *some]
+    columns = ['texts', 'chip', 'drafter', 'batch', 'best γ', *some]
     print(markdown(dict(title='Speed over plain decoding (γ)', columns=columns, rows=gained, note='')))
 
 

@@ -2,12 +2,11 @@
 
   python experiments/sv/packed_cycles.py --topology v5e:2x2 --pair t5_small_xl --batch 32 --block 5
 
-A line for the padded window, and one for each number of tokens a row, on average, that are packed: the cycles of the
-verifier's phase and of the round that has it, simulated (`planning.rounds`).
+A line for each number of tokens a row, on average, to which the compiled loop packs, and one for the padded window: the
+cycles of the verifier's call, simulated (`planning.rounds`), and of its parts.
 """
 
 import argparse
-import dataclasses
 import json
 import sys
 
@@ -24,17 +23,19 @@ from speccascade.sv.predictors import AcceptanceTable
 TABLE = AcceptanceTable.of(np.arange(1, 20) / 20, [np.arange(1, 15) / 15] * 20, np.full((20, 15), 0.7))
 
 
-def simulated(widths: tuple[int, ...], args: argparse.Namespace) -> rounds.Round:
-  """Return a round whose verifier is compiled for so many tokens a row, and is fed the fewest of them."""
+def calls(args: argparse.Namespace) -> dict[int, rounds.Round]:
+  """Return {tokens a row: the verifier's call} of what a compiled round chooses from."""
   chip, networks = aot.CHIPS[args.topology.partition(':')[0]], shapes.pair(args.pair)
   place = aot.Placement(aot.describe(args.topology).devices, {})
   sizes = aot.Sizes(args.batch, args.source, args.tokens)
   method = methods.sv_exact(Profile(TABLE, np.ones(args.batch * (args.block + 1), np.float32)), args.block)
-  *first, score, verify = method.phases
-  phases = (*first, dataclasses.replace(score, widths=widths), verify)
-  method = method.replace(phases=phases, slots=(0, 0, 1))  # the drafter is its own companion
+  method = method.replace(slots=(0, 0, 1))  # the drafter is its own companion
   program = hlo.Module(aot.compiled(method, networks, sizes, Sampler(1.0), place, 'tpu').as_text())
-  return rounds.simulate(program, chip.bandwidth / chip.clock, method.draft_turns, shortest=True)
+  first = {x.name: x for x in program.computations[program.body]}
+  choices = rounds.alternatives(program, program.body).items()
+  (bodies,) = (some for name, some in choices if rounds.phase_of(first[name]) == 'score_2')
+  found = [rounds.simulate(program, chip.bandwidth / chip.clock, 1, shortest=True, computation=x) for x in bodies]
+  return dict(zip(packing.fine_widths(args.block + 1), found, strict=True))
 
 
 def main():
@@ -46,19 +47,13 @@ def main():
   parser.add_argument('--block', type=commands.count, default=5)
   parser.add_argument('--source', type=commands.count, default=256)
   parser.add_argument('--tokens', type=commands.count, default=128)
-  parser.add_argument(
-    '--widths', type=commands.count, nargs='*', help='tokens a row to pack to (all that the loop packs to)'
-  )
   args = parser.parse_args()
   TABLE.check()
   backends.TPU.pack_from = 0  # what packing costs where it does not pay, too
-  whole = args.block + 1
-  for width in (whole, *(args.widths or packing.fine_widths(whole)[:-1])):
-    found = simulated((whole,) if width == whole else (width, whole), args)
-    how = 'padded' if width == whole else 'packed'
-    said = dict(pair=args.pair, batch=args.batch, tokens=args.batch * width, how=how)
-    said |= dict(verifier=round(found.phases['score_2']), round=round(found.cycles))
-    print(json.dumps(said), flush=True)
+  for width, call in calls(args).items():
+    how = 'padded' if width == args.block + 1 else 'packed'
+    said = dict(pair=args.pair, batch=args.batch, tokens=args.batch * width, how=how, verifier=round(call.cycles))
+    print(json.dumps(said | {part: round(cycles) for part, cycles in call.parts.items()}), flush=True)
 
 
 if __name__ == '__main__':

@@ -341,7 +341,8 @@ class Backend:
       def once(carry, branch=branch):
         return (jnp.bool_(False), branch(carry[1]))
 
-      state = lax.while_loop(lambda carry: carry[0], once, (which == i, state))[1]
+      with jax.named_scope(f'branch_{i}_of_{len(branches)}'):  # by which a compiled program says that one alone runs
+        state = lax.while_loop(lambda carry: carry[0], once, (which == i, state))[1]
     return state
 
 

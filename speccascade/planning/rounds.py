@@ -5,7 +5,8 @@ own. Here every byte that crosses the memory (HBM) is counted once, on one queue
 
 * a copy that is started moves beside the core; where the schedule asks for its result, the core waits for the queue;
 * a kernel of ours takes the longer of its bytes and of the cycles that it states;
-* any other instruction takes the longer of XLA's estimate and of the bytes that it reads and writes itself.
+* any other instruction takes the longer of XLA's estimate and of the bytes that it reads and writes itself;
+* of branches one runs, whether they are of a conditional or loops of at most one turn (`Backend.choose`).
 
 This is a model: copies have no latency, instructions no gap, and the memory `EFFICIENCY` of its peak.
 """
@@ -20,6 +21,7 @@ from speccascade.planning import hlo
 
 EFFICIENCY = 0.9  # of the memory's peak
 _PHASE = re.compile(r'/((?:propose|score|verify|truncate|wait|observe)(?:_\d+)?)/')
+_CHOSEN = re.compile(r'/branch_(\d+)_of_\d+/while$')
 _STATED = re.compile(r'"cycles":\s*"(\d+)"')  # in the metadata of a kernel
 WAITING = 'waits for the memory'
 KERNELS = 'kernels of our own'
@@ -38,6 +40,18 @@ def phase_of(x: hlo.Instruction) -> str:
   """Return the phase that an instruction belongs to, by its named scope; '' where it has none."""
   found = _PHASE.search(f'{x.path}/')
   return found[1] if found else ''
+
+
+def alternatives(module: hlo.Module, computation: str) -> dict[str, list[str]]:
+  """Return {first loop: the bodies of all} of loops of which one runs, for each choice of a computation, in order."""
+  found, first, last = {}, '', -1
+  for x in module.computations[computation]:
+    if x.op == 'while' and (chosen := _CHOSEN.search(x.path)):
+      if int(chosen[1]) <= last or not first:
+        first = x.name
+      last = int(chosen[1])
+      found.setdefault(first, []).append(x.called['body'][0])
+  return found
 
 
 def part_of(x: hlo.Instruction) -> str:
@@ -110,9 +124,12 @@ class _Timeline:
 
   def run(self, computation: str):
     """Run the instructions of a computation."""
+    choices = alternatives(self.module, computation)
     for x in self.module.computations[computation]:
       self.phase = phase_of(x) or self.phase
-      if x.op == 'while':
+      if x.op == 'while' and _CHOSEN.search(x.path):  # the first stands for all of its choice
+        self._branch(choices.get(x.name, []))
+      elif x.op == 'while':
         for _ in range(self.module.trips(x, self.unknown)):
           self.run(x.called['body'][0])
       elif x.op in ('call', 'conditional'):
@@ -136,7 +153,8 @@ class _Timeline:
       line.started, line.time, line.core, line.bytes = map(copy.copy, parts)
       line.run(name)
       lines.append(line)
-    self.__dict__.update(self.choose(lines, key=lambda line: line.now).__dict__)
+    if lines:
+      self.__dict__.update(self.choose(lines, key=lambda line: line.now).__dict__)
 
   def _move(self, size: float) -> float:
     """Queue bytes; return when they have moved."""

@@ -97,6 +97,14 @@ def test_of_branches_the_longest_runs_or_the_shortest():
   assert simulated(chosen).cycles == 70 and simulated(chosen, shortest=True).cycles == 7
 
 
+def test_of_loops_of_which_one_runs_the_longest_does_or_the_shortest():
+  loop = '  %%l%d = f32[2]{0:S(1)} while(%%b), condition=%%condition, body=%%%s, metadata={op_name="body/%s/while"}'
+  once = [loop % (i, body, f'score_1/branch_{i % 2}_of_2') for i, body in enumerate(['short', 'long', 'long', 'short'])]
+  assert simulated(*once[:2]).cycles == 70 and simulated(*once[:2], shortest=True).cycles == 7
+  assert simulated(*once).cycles == 140  # two choices
+  assert simulated(*(loop % (i, 'long', 'score_1') for i in range(2))).cycles == 140  # loops that choose nothing
+
+
 def test_phases_are_known_by_their_scopes_and_the_floor_overlaps_within_each():
   found = simulated(FETCH, compute('a', 100), FETCHED, compute('b', 400, SCORE))
   assert found.phases == pytest.approx({'propose_0': 320, 'score_1': 400})
