@@ -254,7 +254,7 @@ class Module:
   def runs(self, unknown: int) -> Iterator[tuple[str, Instruction, int]]:
     """Yield (computation, instruction, how often it runs in a round) of a round.
 
-    Loops count with their turns, `unknown` where the program does not have their number.
+    Loops count with their turns, `unknown` where the program does not have their number; of branches all count.
     """
     todo = [(self.body, 1)]
     while todo:
@@ -294,7 +294,7 @@ class Module:
     for user, i in users[x.name]:
       if user.op in ('dynamic-slice', 'slice') or (user.op == 'gather' and i == 0):
         total += shape_bytes(user.shape)
-      elif user.op in ('bitcast', 'reshape') and not user.root:
+      elif (user.op in ('bitcast', 'reshape') or self.is_copy(user)) and not user.root:  # read as it is asked for
         part = self._part_read(user, users)
         if part is None:
           return None

@@ -21,6 +21,18 @@ TEXT = """HloModule jit_f
   ROOT %%sum = f32[100,8]{1,0} add(%%v.1, %%v.1)
 }
 
+%%tiled (w: f32[100,8]) -> f32[100,8] {
+  %%w.2 = f32[100,8]{1,0} parameter(0)
+  ROOT %%t.1 = f32[100,8]{0,1} copy(%%w.2)
+}
+
+%%slices_tiled (w: f32[100,8], i: s32[]) -> f32[1,8] {
+  %%w.3 = f32[100,8]{1,0} parameter(0)
+  %%other = f32[100,8]{0,1} fusion(%%w.3), kind=kLoop, calls=%%tiled
+  %%i.3 = s32[] parameter(1)
+  ROOT %%row.3 = f32[1,8]{1,0} dynamic-slice(%%other, %%i.3, %%i.3), dynamic_slice_sizes={1,8}
+}
+
 %%short (b: f32[2]) -> f32[2] {
   %%b.1 = f32[2]{0:S(1)} parameter(0)
   ROOT %%f = f32[2]{0:S(1)} add(%%b.1, %%b.1), SCORE cost(7)
@@ -89,6 +101,7 @@ def test_an_instruction_reads_the_parts_of_an_operand_that_it_uses():
   part = f'  %s = f32[1,8]{{1,0:S(1)}} fusion(%w, %i), kind=kLoop, calls=%slices, {COST % 1}'
   whole = f'  %t = f32[100,8]{{1,0:S(1)}} fusion(%w), kind=kLoop, calls=%adds, {COST % 1}'
   assert simulated(part).traffic == pytest.approx((32 + 4) / 10)  # a row, and the index
+  assert simulated(part.replace('slices', 'slices_tiled')).traffic == pytest.approx((32 + 4) / 10)
   assert simulated(whole).cycles == pytest.approx(320)
 
 
