@@ -9,6 +9,7 @@ Axis letters: K drafted tokens, V vocabulary, L tokens whose joint law is compar
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
+import inspect
 import itertools
 import json
 import math
@@ -129,6 +130,7 @@ def check_sampler(
     raise ValueError(f'rng={rng!r} is none of {", ".join(RNGS)}.')
   checked_int('rows', rows)
   checked_int('runs', runs)
+  _check_arguments(sampler, drafts)
   enumerated = 0
   every = [*cases(rows)] if given is None else given
   for case in every:
@@ -140,6 +142,20 @@ def check_sampler(
       return found
   how = f'{enumerated} enumerated' + ('' if enumerated == len(every) else f', the others run {runs} times')
   return SamplerReport(True, f"emits the verifier's distribution in {len(every)} cases, {how}")
+
+
+def _check_arguments(sampler: Callable, drafts: bool):
+  """Refuse a function that cannot be called as a sampler is."""
+  names = ('q', 'p', 'rng') if drafts else ('tokens', 'q', 'p', 'rng')
+  try:
+    inspect.signature(sampler).bind(*names)
+  except TypeError:
+    other = 'one that is given its draft' if drafts else 'one that draws its draft itself'
+    how = 'without' if drafts else 'with'
+    raise ValueError(
+      f'the sampler is called with ({", ".join(names)}), and takes {inspect.signature(sampler)}; {other} is checked '
+      f'{how} drafts=True, in a command {how} --drafts.'
+    ) from None
 
 
 # ---- one call ----

@@ -3,7 +3,7 @@
 import json
 import runpy
 
-from faults import AFTER, draw, FAULTS, RIGHT, right
+from faults import AFTER, arg_max_draft, draw, FAULTS, RIGHT, right
 import jax
 import numpy as np
 import pytest
@@ -78,6 +78,10 @@ def test_what_is_no_sampler_is_refused():
     speccascade.check_sampler(lambda tokens, q, p, rng: [7])
   with pytest.raises(ValueError, match='1 lists for 2 rows'):
     speccascade.check_sampler(lambda tokens, q, p, rng: [[0]], rows=2)
+  with pytest.raises(ValueError, match=r'called with \(tokens, q, p, rng\), and takes \(q, p, rng\).* with --drafts'):
+    speccascade.check_sampler(arg_max_draft)
+  with pytest.raises(ValueError, match=r'called with \(q, p, rng\), .* without --drafts'):
+    speccascade.check_sampler(right, drafts=True)
   with pytest.raises(ValueError, match="rng='dice'"):
     speccascade.check_sampler(right, rng='dice')
 
