@@ -1,6 +1,9 @@
 """A right speculative sampler, and sixteen mistakes that were found in others, each with what it emits.
 
-python -m speccascade.check --sampler faults:residual_p     # in this folder; and so for each
+python -m speccascade.check --sampler faults:residual_p     # in this folder
+
+and so for each, with the options of its entry in `FAULTS`: `--drafts` for one that draws its draft itself, `--rows 2`
+for one of a batch.
 """
 
 import functools
