@@ -23,7 +23,7 @@ from speccascade.host.errors import first_line, out_of_memory, RunError
 from speccascade.models import one_pass, shapes
 from speccascade.models.frequent import Frequent
 from speccascade.planning import aot, program_report
-from speccascade.types import checked_int, Model
+from speccascade.types import checked_int
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.compile', __doc__)
   parser.add_argument('--topology', default='v5e:2x2', help="chips and their layout, or 'h100' (v5e:2x2)")
-  pairs = f'{", ".join(shapes.PAIRS)}, or a config.json, or its folder, for each model'
+  pairs = f'{", ".join(shapes.PAIRS)}, or a config.json, or its folder, for each model; PATH@4 has four layers'
   parser.add_argument('--models', nargs='+', required=True, metavar='MODEL', help=pairs)
   options.add_method(parser)
   options.add_batch_size(parser, 1)
@@ -45,7 +45,9 @@ def _parser() -> commands.Parser:
   )
   options.add_dtype(parser, 'bfloat16', 'bfloat16')
   parser.add_argument('--mesh', type=options.mesh, help='chips by axis, as in data=1,model=4 (one chip)')
-  parser.add_argument('--mask_token', type=int, help='that of a first model that drafts in one pass')
+  drafter = parser.add_mutually_exclusive_group()
+  drafter.add_argument('--head', metavar='HEAD', help='a checkpoint of a head, which drafts beside the last model')
+  drafter.add_argument('--mask_token', type=int, help='that of a first model that drafts in one pass')
   parser.add_argument('--frequent', type=commands.count, help='tokens that the head of the first model has (all)')
   parser.add_argument(
     '--rules', type=commands.listed, default=[], help='replicated or sharded for each model (what is faster)'
@@ -61,22 +63,24 @@ def _parser() -> commands.Parser:
 def _run(args: argparse.Namespace):
   if args.text is not None:
     args.text = storage.output_file(args.text, overwrite=True)
-  networks = aot.networks_of(args.models, args.dtype, args.scan)
+  models = aot.models_of(args.models, args.dtype, args.scan, args.head)
   if args.mask_token is not None:
-    networks[0] = one_pass(Model({}, networks[0], name='the first model'), args.mask_token).network
+    models[0] = one_pass(models[0].replace(name='the first model'), args.mask_token)
   if args.frequent is not None:
-    networks[0] = Frequent(networks[0], checked_int('frequent', args.frequent, 1, networks[0].vocab_size))
-  method = options.method(args, len(networks))
-  validate.check_method(method, len(networks))
+    network = models[0].network
+    models[0] = aot.shaped(Frequent(network, checked_int('frequent', args.frequent, 1, network.vocab_size)))
+  method = options.method(args, len(models))
+  validate.check_method(method, len(models))
   method = method.at(args.batch_size)
   sizes = aot.Sizes(args.batch_size, args.max_prompt_tokens, args.max_new_tokens)
   try:
     given = options.sampler(args), args.mesh or {}, args.rules, dict(args.xla), args.text, args.prefill
-    report = program_report.of_topology(args.topology, method, networks, sizes, *given)
+    report = program_report.of_topology(args.topology, method, models, sizes, *given)
   except jax.errors.JaxRuntimeError as error:
     raise RunError(_sentence(error, args)) from error
   where = ' '.join([args.topology, *(f'{axis}={n}' for axis, n in (args.mesh or {}).items())])
-  what = f'{" and ".join(args.models)}, {method.name}, batch {sizes.batch}, γ {method.block}, {args.dtype}'
+  names = ' and '.join(filter(None, [args.head, *args.models]))
+  what = f'{names}, {method.name}, batch {sizes.batch}, γ {method.block}, {args.dtype}'
   print(f'{what}, {where}')
   program_report.show(report, aot.chip_of(args.topology))
   if args.json:

@@ -163,6 +163,10 @@ class Network:
     """
     return False
 
+  def reads(self, params: Params, cache: Cache) -> tuple[Params, Cache]:
+    """Return what a call reads of the parameters, or their shapes, and of the cache, or what stands for it."""
+    return params, cache
+
   def first_layers(self, params: Params, layers: int) -> tuple['Network', Params]:
     """Return the network of the first layers, where it has `depth`, and its parameters."""
     raise NotImplementedError

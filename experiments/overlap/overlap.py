@@ -55,7 +55,9 @@ def one_mesh(networks, method, batch: int, topology: str, mesh) -> float:
   """Return the milliseconds of a round on one mesh, NaN where it does not fit."""
   placement = aot.Placement(aot.describe(topology).devices, mesh)
   try:
-    found = aot.compiled(method, networks, aot.Sizes(batch, SOURCE, TOKENS), Sampler(1.0), placement, 'tpu')
+    found = aot.compiled(
+      method, [*map(aot.shaped, networks)], aot.Sizes(batch, SOURCE, TOKENS), Sampler(1.0), placement, 'tpu'
+    )
   except jax.errors.JaxRuntimeError as error:
     if not out_of_memory(error):
       raise
@@ -99,7 +101,7 @@ class Program:
     self.fixed = loop.Program(tuple(networks), slots, buffer, vocab, backend, held=held, drafts=not side)
 
     def parameters(m):
-      return jax.eval_shape(backend.prepare, aot.parameters(networks[m])) if m in held else None
+      return jax.eval_shape(backend.prepare, networks[m].param_shapes()) if m in held else None
 
     shapes_of = tuple(map(parameters, slots))
     self.params = tuple(x and self.placement.put(x, s) for x, s in zip(shapes_of, specs, strict=True))

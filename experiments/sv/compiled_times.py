@@ -69,7 +69,7 @@ def _cycles(network: Network, topology: str, sizes: aot.Sizes, width: int) -> tu
   chip = aot.chip_of(topology)
   backend = backends.named('tpu')
   placement = aot.Placement(aot.describe(topology).devices, {})
-  _, args = aot.program(methods.autoregressive(0), [network], sizes, Sampler(0.0), placement, backend)
+  _, args = aot.program(methods.autoregressive(0), [aot.shaped(network)], sizes, Sampler(0.0), placement, backend)
   program, _, params, state, *_ = args
   loop = timing.passes_loop([network], program.backend, (width,), sizes.batch, sizes.source, program.buffer, (1,))
   found = aot.compile_for('tpu', loop, (params, state.caches, np.int32(2)), dict(backend.xla))
@@ -81,8 +81,9 @@ def _cycles(network: Network, topology: str, sizes: aot.Sizes, width: int) -> tu
 def roofline(network: Network, topology: str, source: int = 128, tokens: int = 128) -> PassTimes:
   """Return the least times: of reading the weights or of multiplying by them, and of reading the used caches."""
   chip = aot.chip_of(topology)
-  weights = weight_bytes(aot.parameters(network))
-  caches = tree_bytes(aot.caches(network, aot.Sizes(1, source, tokens), tokens // 2 + source))
+  model = aot.shaped(network)
+  params, caches = network.reads(model.params, aot.caches(model, aot.Sizes(1, source, tokens), tokens // 2 + source))
+  weights, caches = weight_bytes(params), tree_bytes(caches)
   knee = weights / chip.bandwidth
   totals = (1, max(2, round(knee * chip.flops / weights)), 1 << 14)
   dense = tuple(max(knee, weights * n / chip.flops) for n in totals)  # two bytes and two operations a weight

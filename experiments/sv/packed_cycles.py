@@ -25,12 +25,12 @@ TABLE = AcceptanceTable.of(np.arange(1, 20) / 20, [np.arange(1, 15) / 15] * 20, 
 
 def calls(args: argparse.Namespace) -> dict[int, rounds.Round]:
   """Return {tokens a row: the verifier's call} of what a compiled round chooses from."""
-  chip, networks = aot.CHIPS[args.topology.partition(':')[0]], shapes.pair(args.pair)
+  chip, models = aot.CHIPS[args.topology.partition(':')[0]], aot.models_of([args.pair], 'bfloat16')
   place = aot.Placement(aot.describe(args.topology).devices, {})
   sizes = aot.Sizes(args.batch, args.source, args.tokens)
   method = methods.sv_exact(Profile(TABLE, np.ones(args.batch * (args.block + 1), np.float32)), args.block)
   method = method.replace(slots=(0, 0, 1))  # the drafter is its own companion
-  program = hlo.Module(aot.compiled(method, networks, sizes, Sampler(1.0), place, 'tpu').as_text())
+  program = hlo.Module(aot.compiled(method, models, sizes, Sampler(1.0), place, 'tpu').as_text())
   first = {x.name: x for x in program.computations[program.body]}
   choices = rounds.alternatives(program, program.body).items()
   (bodies,) = (some for name, some in choices if rounds.phase_of(first[name]) == 'score_2')

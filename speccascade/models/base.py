@@ -52,6 +52,9 @@ class Around(Network):
   def experts(self) -> tuple[int, int]:
     return self.inner.experts
 
+  def reads(self, params: Params, cache: Cache) -> tuple[Params, Cache]:
+    return self.inner.reads(params, cache)
+
 
 @functools.partial(jax.jit, static_argnums=0)
 def _made(network: 'Base', key: Array) -> Params:
@@ -78,6 +81,10 @@ class Base(Network):
   def head_path(self) -> tuple[str, ...]:
     """Where the parameters have what `scores` multiplies by."""
     return ('token_embedder',) if self.tied else self.dense_head
+
+  def reads(self, params: Params, cache: Cache) -> tuple[Params, Cache]:
+    """Leave out a table of which a call takes a row a token."""
+    return params if self.tied else {name: x for name, x in params.items() if name != 'token_embedder'}, cache
 
   def on(self, backend: Backend) -> 'Base':
     """Return the network for a backend."""

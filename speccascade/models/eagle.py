@@ -166,6 +166,10 @@ class Eagle(Head):
     return self.config.target_dim or self.config.layer.embed_dim
 
   @property
+  def own_scores(self) -> bool:
+    return self.config.kind == 'eagle3'
+
+  @property
   def module(self) -> EagleModule:
     return EagleModule(self.config, self.dtype, self.backend)
 
@@ -179,7 +183,7 @@ class Eagle(Head):
   def step(self, params: Params, cache: Cache, read: Reading) -> tuple[Array, Array, Cache]:
     args = cache, read.tokens, read.embedded(), read.features, read.positions
     x, features, cache = self.module.apply({'params': params}, *args)
-    if self.config.kind != 'eagle3':
+    if not self.own_scores:
       return read.scores(x), features, cache
     logits = self.module.apply({'params': params}, x, method='scores')
     if self.config.draft_vocab:

@@ -82,6 +82,13 @@ class Frequent(Around):
   def shares_cache(self, params: Params, other: Network, other_params: Params) -> bool:
     return self.drafter.shares_cache(_own(params), other, other_params)
 
+  def reads(self, params: Params, cache: Cache) -> tuple[Params, Cache]:
+    """Leave out the head over all tokens."""
+    path = self.drafter.head_path
+    own = {name: x for name, x in flatten_dict(_own(params)).items() if name[: len(path)] != path}
+    own, cache = self.drafter.reads(unflatten_dict(own), cache)
+    return {**own, HEAD: params[HEAD]}, cache
+
   def lacks(self, params: Params) -> Array:
     return params[HEAD]['write'] < 0
 

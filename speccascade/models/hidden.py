@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
+from flax.traverse_util import flatten_dict, unflatten_dict
 import jax
 import jax.numpy as jnp
 
@@ -40,6 +41,11 @@ class Head(Base):
 
   drafts_only = True
   scan = False
+
+  @property
+  def own_scores(self) -> bool:
+    """Whether its logits are of a head of its own, and not of the verifier's."""
+    return False
 
   @property
   def kept(self) -> tuple[int, ...]:
@@ -175,6 +181,10 @@ class Pair(Around):
 class Observed(Pair):
   """The verifier, which keeps the features of what it reads."""
 
+  def reads(self, params: Params, cache: Cache) -> tuple[Params, Cache]:
+    own, model = self.model.reads(params['model'], cache['model'])
+    return own, {'model': model, 'features': cache['features']}
+
   def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
     """Feed tokens [B, L]; return logits [B, L, V] and the cache."""
     logits, model, states = self.model.observe(params['model'], cache['model'], tokens, positions, self.head.kept)
@@ -198,6 +208,13 @@ class Drafter(Pair):
 
   def lacks(self, params: Params) -> Array | None:
     return self.head.lacks(params['head'])
+
+  def reads(self, params: Params, cache: Cache) -> tuple[Params, Cache]:
+    """Leave out the verifier, but for its scores where the head has none, and a table of the head's."""
+    path = () if self.head.own_scores else self.model.head_path
+    scores = {name: x for name, x in flatten_dict(params['model']).items() if path and name[: len(path)] == path}
+    head = {name: x for name, x in params['head'].items() if name != 'token_embedder'}
+    return {'head': head, 'model': unflatten_dict(scores)}, {name: x for name, x in cache.items() if name != 'model'}
 
   def corrected(self, params: Params, logits: Array, token: Array) -> Array:
     return self.head.corrected(params['head'], logits, token)

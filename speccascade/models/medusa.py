@@ -82,6 +82,10 @@ class Medusa(Head):
     return dataclasses.replace(self, config=dataclasses.replace(self.config, vocab_size=verifier.vocab_size))
 
   @property
+  def own_scores(self) -> bool:
+    return self.config.own_scores
+
+  @property
   def size(self) -> int:
     return self.config.embed_dim
 

@@ -14,6 +14,7 @@ import functools
 import math
 
 from flax import linen as nn
+from flax.traverse_util import flatten_dict, unflatten_dict
 import jax.numpy as jnp
 
 from speccascade.backends import Backend, Offsets, View
@@ -331,6 +332,13 @@ class T5(Base):
   @property
   def depth(self) -> int:
     return len(self.config.decoder.spans)
+
+  def reads(self, params: Params, cache: Cache) -> tuple[Params, Cache]:
+    """Leave out the encoder, and what only reads the encoded source."""
+    params, cache = super().reads(params, cache)
+    leaves = {path: x for path, x in flatten_dict(params).items() if path[0] != 'encoder'}
+    of_source = {path for path in leaves if 'encoder_decoder_attention' in path and {'key', 'value'} & {*path}}
+    return unflatten_dict({path: x for path, x in leaves.items() if path not in of_source}), cache
 
   def first_layers(self, params: Params, layers: int) -> tuple['T5', Params]:
     """Return the network of the decoder's first layers, with all else of this one, and its parameters."""

@@ -14,18 +14,18 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 import numpy as np
 
-from speccascade import backends, Sampler, theory
+from speccascade import backends, checkpoints, Sampler, theory
 from speccascade.backends import sharding
-from speccascade.checkpoints import dtype_of_each
 from speccascade.checkpoints.hf import network_of
 from speccascade.engine import loop, requests
 from speccascade.engine.lowering import lower
 from speccascade.engine.method import Method
+from speccascade.engine.state import cache_slots
 from speccascade.host.errors import first_line
-from speccascade.models import shapes
+from speccascade.models import hidden, shapes
 from speccascade.planning.cost_model import calls_cost
 from speccascade.planning.synthetic import tree_bytes, weight_bytes
-from speccascade.types import Network, Prompt
+from speccascade.types import Model, Network, Prompt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,12 +68,33 @@ def chip_of(topology: str) -> Chip | None:
   return CHIPS.get(topology.partition(':')[0])
 
 
-def networks_of(models: Sequence[str], dtype: str, scan: bool = False) -> list[Network]:
-  """Return the networks of a named pair, or of config.json files or their folders; dtypes as `load_all` takes them."""
-  named = len(models) == 1
-  networks = shapes.pair(models[0]) if named else [network_of(_config_in(Path(path))) for path in models]
-  dtypes = dtype_of_each(dtype, len(networks))
-  return [dataclasses.replace(shapes.in_dtype(n, d), scan=scan) for n, d in zip(networks, dtypes, strict=True)]
+def models_of(models: Sequence[str], dtype: str, scan: bool = False, head: str | None = None) -> list[Model]:
+  """Return models with shapes in the place of parameters.
+
+  Args:
+    models: A named pair; or config.json files or their folders, with @4 at the end the first four layers of one.
+    dtype: Dtypes as `load_all` takes them, that of a head first.
+    scan: Whether layers are stacked.
+    head: The checkpoint of a head, which drafts beside the last model.
+  """
+  if head is None and len(models) == 1:
+    networks, parts = shapes.pair(models[0]), (None, None)
+  else:
+    paths, parts = zip(*map(checkpoints.parse_model_path, models))
+    if words := [part for part in parts if isinstance(part, str)]:
+      raise ValueError(f'@{words[0]}: a program is compiled for a head by --head, for frequent tokens by --frequent.')
+    networks = [network_of(_config_in(Path(path))) for path in paths]
+  dtypes = checkpoints.dtype_of_each(dtype, len(networks) + (head is not None))
+  each = zip(networks, dtypes[-len(networks) :], strict=True)
+  networks = [dataclasses.replace(shapes.in_dtype(network, one), scan=scan) for network, one in each]
+  complete = {network: shaped(network) for network in networks}  # an early exit has the arrays of its model
+  made = [checkpoints.part_of(complete[n], part) for n, part in zip(networks, parts, strict=True)]
+  return made if head is None else hidden.attached([checkpoints.load(head, dtype=dtypes[0]), *made], len(made))
+
+
+def shaped(network: Network) -> Model:
+  """Return a model with shapes in the place of parameters."""
+  return Model(network.param_shapes(), network)
 
 
 def _config_in(path: Path) -> Path:
@@ -136,33 +157,33 @@ def _shape(x: Any, sharding) -> jax.ShapeDtypeStruct:
 
 def program(
   method: Method,
-  networks: Sequence[Network],
+  models: Sequence[Model],
   sizes: Sizes,
   sampler: Sampler,
   placement: Placement,
   backend: backends.Backend,
 ):
   """Return the jitted loop and the shapes that it is compiled for."""
-  if placement.rules and len(placement.rules) != len(networks):
+  if placement.rules and len(placement.rules) != len(models):
     raise ValueError(
-      f'rules={list(placement.rules)} for {len(networks)} models: give one for each, as in replicated,sharded.'
+      f'rules={list(placement.rules)} for {len(models)} models: give one for each, as in replicated,sharded.'
     )
-  method = lower(method.of(networks))
-  slots = tuple(networks[m] for m in method.slots)
+  method = lower(method.of([m.network for m in models]))
+  slots = tuple(models[m].network for m in method.slots)
   vocab = min(network.vocab_size for network in slots)  # tables are padded beyond what the models share
   layout = None
-  rules = placement.rules or [None] * len(networks)
-  specs = [sharding.specs(networks[m], placement.mesh, rules[m]) for m in method.slots]
+  rules = placement.rules or [None] * len(models)
+  specs = [sharding.specs(models[m].network, placement.mesh, rules[m]) for m in method.slots]
   if placement.mesh.size > 1:
     layout = sharding.planned(slots, placement.mesh, specs, sizes.batch, method.window, vocab)
     backend = backend.on_mesh(layout)
   buffer = loop.positions(slots[-1], sizes.source, sizes.tokens, method.beyond)
-  fixed = loop.Program(slots, tuple(range(len(slots))), buffer, vocab, backend)
+  fixed = loop.Program(slots, cache_slots([models[m] for m in method.slots]), buffer, vocab, backend)
   prompt = np.zeros(sizes.source, np.int32)
   zero = np.uint32(0)
   row = requests.Row(prompt, 0, 0, 0, sizes.tokens, 0, zero, zero, sampler, (), (), (), 0)
   rows = requests.arrays([row] * sizes.batch, requests.features([row]), sizes.batch, sizes.source, vocab)
-  shapes = tuple(jax.eval_shape(backend.prepare, parameters(n)) for n in slots)
+  shapes = tuple(jax.eval_shape(backend.prepare, models[m].params) for m in method.slots)
   params = tuple(map(placement.put, shapes, specs))
   state = jax.eval_shape(lambda p: loop.blank(fixed, method.start, p, rows), shapes)
   state = placement.put(state, None if layout is None else fixed.specs(state))
@@ -171,43 +192,39 @@ def program(
   return loop.run, (fixed, placement.put(method), params, state, stop, placement.put(np.zeros(2, np.int32)))
 
 
-def parameters(network: Network) -> Any:
-  """Return the shapes of a network's parameters."""
-  return sharding.parameters(network)[0]
-
-
-def caches(network: Network, sizes: Sizes, slots: int) -> Any:
-  """Return the shapes of a network's caches, without a backend's padding."""
+def caches(model: Model, sizes: Sizes, slots: int) -> Any:
+  """Return the shapes of a model's caches, without a backend's padding."""
   i32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
   prompt = Prompt(i32((sizes.batch, sizes.source)), i32((sizes.batch,)))
-  return jax.eval_shape(lambda p, x: network.prefill(p, x, slots), parameters(network), prompt)
+  return jax.eval_shape(lambda p, x: model.network.prefill(p, x, slots), model.params, prompt)
 
 
-def compiled(method, networks, sizes: Sizes, sampler: Sampler, placement: Placement, platform: str, options=None):
+def compiled(method, models, sizes: Sizes, sampler: Sampler, placement: Placement, platform: str, options=None):
   """Return the compiled loop; options are XLA's, added to those of the platform's backend."""
   backend = backends.named(platform)
-  run, args = program(method, networks, sizes, sampler, placement, backend)
+  run, args = program(method, models, sizes, sampler, placement, backend)
   return compile_for(platform, run, args, dict(backend.xla) | (options or {}))
 
 
-def reading_bytes(networks, sizes: Sizes, placement: Placement, platform: str, slots: int) -> int:
-  """Return the bytes that a chip needs beside weights to read a batch's prompts: of the network that needs the most."""
+def reading_bytes(models: Sequence[Model], sizes: Sizes, placement: Placement, platform: str, slots: int) -> int:
+  """Return the bytes that a chip needs beside weights to read a batch's prompts: of the model that needs the most."""
 
-  def of_network(number: int, network: Network) -> int:
+  def of_model(number: int, model: Model) -> int:
+    network = model.network
     rules = placement.rules[number] if placement.rules else None
     specs = sharding.specs(network, placement.mesh, rules)
     backend, layout = backends.named(platform), None
     if placement.mesh.size > 1:
       layout = sharding.planned([network], placement.mesh, [specs], sizes.batch, 1, network.vocab_size)
       backend = backend.on_mesh(layout)
-    params = placement.put(jax.eval_shape(backend.prepare, parameters(network)), specs)
+    params = placement.put(jax.eval_shape(backend.prepare, model.params), specs)
     prompt = Prompt(np.zeros((sizes.batch, sizes.source), np.int32), np.zeros(sizes.batch, np.int32))
     prompt = placement.put(prompt, None if layout is None else layout.rows(prompt))
     program = compile_for(platform, loop.prefill, (network.on(backend), params, prompt, slots, layout))
     memory = program.memory_analysis()
     return memory.temp_size_in_bytes + memory.output_size_in_bytes
 
-  return max(of_network(i, network) for i, network in enumerate(networks))
+  return max(of_model(i, model) for i, model in enumerate(models))
 
 
 def compile_for(platform: str, run: Any, args: Sequence, options: Mapping[str, Any] = {}):
@@ -222,26 +239,27 @@ def compile_for(platform: str, run: Any, args: Sequence, options: Mapping[str, A
     compilation_cache.reset_cache()
 
 
-def floor_bytes(method: Method, networks: Sequence[Network], sizes: Sizes, placement: Placement | None = None) -> int:
+def floor_bytes(method: Method, models: Sequence[Model], sizes: Sizes, placement: Placement | None = None) -> int:
   """Return the bytes that a chip has to read in a round: weights and used caches, half of the new tokens being there.
 
   Of experts these are as many as the tokens of a call are expected to choose.
 
   Args:
     method: Whose calls are counted.
-    networks: Of its models.
+    models: Its models.
     sizes: Of the decode.
     placement: Of which a chip reads its shards; None for one chip.
   """
 
   def of_call(slot: int) -> int:
-    network = networks[method.slots[slot]]
+    network, params = models[method.slots[slot]].network, models[method.slots[slot]].params
     used = sizes.tokens // 2 + (1 if network.start_id is not None else sizes.source)
-    params, cached = parameters(network), (caches(network, sizes, used),)
+    cached = caches(models[method.slots[slot]], sizes, used)
     own = 1 if placement is None else placement.mesh.shape[sharding.DATA]
     tokens = -(-sizes.batch // own) * (method.verifier_width if slot == len(method.slots) - 1 else 1)
     experts = float(theory.distinct_experts(*network.experts, tokens)) / network.experts[0]
     if placement is None:
+      params, cached = network.reads(params, cached)
       return weight_bytes(params, experts) + tree_bytes(cached)
     rules = placement.rules[method.slots[slot]] if placement.rules else None
     specs = sharding.specs(network, placement.mesh, rules)
@@ -250,7 +268,9 @@ def floor_bytes(method: Method, networks: Sequence[Network], sizes: Sizes, place
     def shard(x):
       return jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype)
 
-    weights = weight_bytes(jax.tree.map(shard, placement.put(params, specs)), experts)
-    return weights + layout.bytes(cached, layout.caches(cached))
+    (over,) = layout.caches((cached,))
+    params = jax.tree.map(shard, placement.put(params, specs))
+    (read, cached), (_, over) = network.reads(params, cached), network.reads(params, over)
+    return weight_bytes(read, experts) + layout.bytes(cached, over)
 
   return calls_cost(method, of_call)

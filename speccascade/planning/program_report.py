@@ -9,14 +9,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from speccascade import Sampler
 from speccascade.engine import loop
 from speccascade.engine.lowering import lower
 from speccascade.host import storage
 from speccascade.planning import aot, hlo, rounds
-from speccascade.types import Network
+from speccascade.types import Model
 
 KINDS = {'params': 'weights', 'caches': 'caches', 'window': 'window'}  # by a name in the path of an argument
+
+
+def bytes_taken_twice(module: hlo.Module, slots: Sequence[Model]) -> int:
+  """Return the bytes of weights that a device has once, and a program takes for a model and for a part of it."""
+  known: dict[str, Any] = {}
+  for slot, model in enumerate(slots):
+    leaves = jax.tree_util.tree_leaves_with_path(model.params)
+    known |= {f'params[{slot}]{jax.tree_util.keystr(path)}': id(x) for path, x in leaves}
+  arguments = [x for x in module.computations[module.entry] if x.op == 'parameter' and x.path in known]
+  once = {known[x.path]: x for x in arguments}
+  return sum(hlo.shape_bytes(x.shape) for x in arguments if once[known[x.path]] is not x)
 
 
 def argument_bytes(module: hlo.Module) -> dict[str, int]:
@@ -48,10 +61,10 @@ def rows_that_fit(weights: int, used: int, batch: int, memory: float) -> int:
 
 
 def report(
-  program, method, networks: Sequence[Network], sizes: aot.Sizes, chip: aot.Chip, placement: aot.Placement | None = None
+  program, method, models: Sequence[Model], sizes: aot.Sizes, chip: aot.Chip, placement: aot.Placement | None = None
 ) -> dict[str, Any]:
   """Return what a compiled loop holds and does on a chip of its placement, None for one chip."""
-  method = method.of(networks)
+  method = method.of([m.network for m in models])
   memory = program.memory_analysis()
   module = hlo.Module(program.as_text())
   relayouts = module.relayouts()
@@ -59,13 +72,16 @@ def report(
   anew = [(path, array) for path, array in relayouts if path.startswith('params')]
   on_tpu = any(x.cycles for x in module.computations[module.body])  # a GPU's program has no estimates
   simulated = rounds.simulate(module, chip.bandwidth / chip.clock, method.draft_turns) if on_tpu else None
-  least = aot.floor_bytes(method, networks, sizes, placement)
+  least = aot.floor_bytes(method, models, sizes, placement)
   arguments = argument_bytes(module)
+  twice = bytes_taken_twice(module, [models[m] for m in method.slots])
+  arguments['weights'] -= twice
+  taken = memory.argument_size_in_bytes - twice
   new = memory.output_size_in_bytes - memory.alias_size_in_bytes
   copied = sum(array.bytes for _, array in anew)
-  used = memory.argument_size_in_bytes + memory.temp_size_in_bytes + new
+  used = taken + memory.temp_size_in_bytes + new
   return dict(
-    argument_bytes=memory.argument_size_in_bytes,
+    argument_bytes=taken,
     arguments=arguments,
     temp_bytes=memory.temp_size_in_bytes,
     output_bytes=new,
@@ -144,7 +160,7 @@ def show(figures: dict[str, Any], chip: aot.Chip) -> None:
 def of_topology(
   topology: str,
   method,
-  networks: Sequence[Network],
+  models: Sequence[Model],
   sizes: aot.Sizes,
   sampler: Sampler,
   mesh: Mapping[str, int] = {},
@@ -158,7 +174,7 @@ def of_topology(
   Args:
     topology: Chips and their layout, as 'v5e:2x2', or 'h100'.
     method: To compile.
-    networks: Of its models.
+    models: Its models.
     sizes: Of the decode.
     sampler: Whose filters are compiled in.
     mesh: {axis: chips}.
@@ -169,11 +185,11 @@ def of_topology(
   """
   placement = aot.Placement(aot.describe(topology).devices, dict(mesh), rules)
   platform = 'cuda' if topology.startswith('h100') else 'tpu'
-  program = aot.compiled(method, networks, sizes, sampler, placement, platform, dict(options))
+  program = aot.compiled(method, models, sizes, sampler, placement, platform, dict(options))
   if text is not None:
     storage.write(text, program.as_text())
-  found = report(program, method, networks, sizes, aot.chip_of(topology), placement)
+  found = report(program, method, models, sizes, aot.chip_of(topology), placement)
   if prefill:
-    slots = loop.positions(networks[-1], sizes.source, sizes.tokens, lower(method).window)
-    found['reading_bytes'] = aot.reading_bytes(networks, sizes, placement, platform, slots)
+    slots = loop.positions(models[-1].network, sizes.source, sizes.tokens, lower(method).window)
+    found['reading_bytes'] = aot.reading_bytes(models, sizes, placement, platform, slots)
   return found

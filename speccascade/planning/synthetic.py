@@ -47,19 +47,10 @@ def _noise(seed, scale, shape: tuple[int, ...], dtype: str):
 
 
 def weight_bytes(params: Params, experts: float = 1.0) -> int:
-  """Return the bytes of the parameters, or their shapes, that a decoding step reads, of experts a share of them.
-
-  These are not the encoder, not what only reads the encoded source, and not an embedding table of which a step takes a
-  row a token.
-  """
-  tied = 'logits_dense' not in params and 'logits_dense' not in params.get('decoder', {})
-  table = params['token_embedder']
-  unread = re.compile(r"\['(encoder|token_embedder)'\]|.*encoder_decoder_attention'\]\['(key|value)'\]")
-  leaves = jax.tree_util.tree_leaves_with_path(params)
-  read = [(jax.tree_util.keystr(path), x) for path, x in leaves if not unread.match(jax.tree_util.keystr(path))]
-  routed = [x for path, x in read if experts < 1 and re.search(r"\['mlp'\]\['w\w+'\]", path)]
-  dense = tree_bytes([[x for _, x in read], table.get('rows', table['embedding']) if tied else ()])
-  return round(dense - (1 - experts) * tree_bytes(routed))
+  """Return the bytes of the parameters that a call reads (`Network.reads`), or of their shapes, of experts a share."""
+  leaves = jax.tree_util.tree_leaves_with_path(params) if experts < 1 else ()
+  routed = [x for path, x in leaves if re.search(r"\['mlp'\]\['w\w+'\]", jax.tree_util.keystr(path))]
+  return round(tree_bytes(params) - (1 - experts) * tree_bytes(routed))
 
 
 def tree_bytes(tree: Any) -> int:

@@ -373,7 +373,7 @@ def test_few_tokens_are_one_window_where_that_takes_no_longer(name, few, monkeyp
   for rows, expected in ((8, few), (64, {3})):
     asked.clear()
     method, sizes, place = methods.bild(max_draft=4), aot.Sizes(rows, 8, 8), aot.Placement(jax.devices(), {})
-    run, args = aot.program(method, (OPT, OPT), sizes, sampling.Sampler(0.0), place, BACKENDS[name])
+    run, args = aot.program(method, [aot.shaped(OPT)] * 2, sizes, sampling.Sampler(0.0), place, BACKENDS[name])
     run.trace(*args)
     assert asked == expected
 

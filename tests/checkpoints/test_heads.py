@@ -432,6 +432,8 @@ def test_what_does_not_fit_is_refused(tmp_path):
       speccascade.decode(methods.speculative(), given, PROMPTS, max_new_tokens=4)
   with pytest.raises(ValueError, match='models.beside'):
     head.network.prefill({}, None, 4)
+  with pytest.raises(ValueError, match=having('describes a head (eagle3)', '--head')):
+    hf.network_of(eagle_3(tmp_path / 'eagle3')[0] / 'config.json')
   with pytest.raises(ValueError, match='no head'):
     models.beside(other, other)
   with pytest.raises(ValueError, match='at most'):

@@ -221,14 +221,14 @@ def test_a_dtype_is_one_for_all_or_one_for_each_model(tmp_path):
   assert checkpoints.load_all([tmp_path] * 2, dtype='int8')[1].network.quantised
   with pytest.raises(ValueError, match=having('int8,int8', '3 models')):
     checkpoints.load_all([tmp_path] * 3, dtype='int8,int8')
-  networks = aot.networks_of(['llama_68m_7b'], 'int8,bfloat16')
+  networks = [m.network for m in aot.models_of(['llama_68m_7b'], 'int8,bfloat16')]
   assert [(n.quantised, n.dtype) for n in networks] == [(True, 'bfloat16'), (False, 'bfloat16')]
 
 
 def test_a_round_s_floor_counts_a_byte_a_weight():
   sizes = aot.Sizes(batch=1, source=100, tokens=60)
-  short, long = (aot.networks_of(['llama_68m_7b'], dtype) for dtype in ('bfloat16,int8', 'bfloat16'))
-  step = lambda networks: aot.floor_bytes(methods.autoregressive(1), networks, sizes)
+  short, long = (aot.models_of(['llama_68m_7b'], dtype) for dtype in ('bfloat16,int8', 'bfloat16'))
+  step = lambda models: aot.floor_bytes(methods.autoregressive(1), models, sizes)
   cache = 2 * 2 * 32 * 4096 * 130
   assert step(short) - cache == pytest.approx((step(long) - cache) / 2, rel=0.001)
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from speccascade import backends, compile, methods, rules, Sampler
-from speccascade.checkpoints import hf
+from speccascade.checkpoints import hf, orbax
 from speccascade.integrations import t5x
-from speccascade.models import shapes
+from speccascade.models import hidden, layerskip
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
+from speccascade.models.eagle import Eagle, HeadConfig
 from speccascade.planning import aot, hlo, program_report, timing
 from speccascade.planning.synthetic import random_params, weight_bytes
 from speccascade.types import Model
@@ -71,6 +72,22 @@ def test_a_round_for_a_tpu_has_no_row_loops_no_cache_copies_and_no_weights_laid_
   assert found['argument_bytes'] >= sum(found['arguments'].values()) > 0
   for kind in ('part', 'phase'):
     assert sum(found[f'cycles_by_{kind}'].values()) == pytest.approx(found['simulated_cycles'], rel=0.01)
+
+
+@pytest.mark.parametrize('drafter', ['a head', 'an early exit'])
+def test_a_round_of_one_cache_for_two_models_copies_nothing(pair, capsys, tmp_path, drafter):
+  pytest.importorskip('libtpu')
+  layer = DecoderConfig(512, 256, 8, 8, 64, 512, (Span(),))
+  network = Eagle(HeadConfig('eagle', layer, (-1,)))
+  orbax.save(tmp_path / 'head', Model(network.init(jax.random.key(0)), network))
+  models = ['--head', str(tmp_path / 'head'), '--models'] if drafter == 'a head' else ['--models', f'{pair[1]}@1']
+  found = run(capsys, '--topology', 'v5e:2x2', *models, pair[1], '--block', '5', '--batch_size', '8')
+  large = run(capsys, '--topology', 'v5e:2x2', '--models', *pair, *ASKED['autoregressive'], '--batch_size', '8')
+  more = found['arguments']['weights'] - large['arguments']['weights']
+  of_head = 2 * (2 * 256 * 256 + 4 * 256 * 512 + 3 * 256 * 512)
+  assert more == pytest.approx(of_head if drafter == 'a head' else 0, rel=0.01, abs=2**12)
+  assert (found['row_loops'], found['cache_copies'], found['entry_relayouts']) == (0, 0, 0)
+  assert found['simulated_cycles'] >= found['floor_cycles'] >= found['traffic_cycles'] > 0
 
 
 @pytest.mark.full
@@ -143,34 +160,35 @@ def test_three_models_are_read_and_tables_may_be_padded_differently(tmp_path):
     paths.append(str(tmp_path / f'{i}.json'))
     sizes = dict(hidden_size=64, intermediate_size=64, num_attention_heads=2, num_hidden_layers=1, vocab_size=vocab)
     (tmp_path / f'{i}.json').write_text(json.dumps(dict(model_type='llama', **sizes)))
-  networks = aot.networks_of(paths, 'bfloat16')
-  assert [network.vocab_size for network in networks] == [500, 512, 540]
+  models = aot.models_of(paths, 'bfloat16')
+  assert [model.network.vocab_size for model in models] == [500, 512, 540]
   method = methods.cos(functools.partial(rules.weighted, weights=(0.2, 0.3, 0.5)), blocks=(2, 1, 1))
   placement = aot.Placement(jax.devices(), {'data': 1})
   loop, (fixed, *given) = aot.program(
-    method, networks, aot.Sizes(2, 16, 8), Sampler(1.0), placement, backends.named('cpu')
+    method, models, aot.Sizes(2, 16, 8), Sampler(1.0), placement, backends.named('cpu')
   )
   assert fixed.vocab == 500 and jax.eval_shape(functools.partial(loop, fixed), *given)
 
 
 def test_the_floor_is_the_weights_and_used_caches_of_every_call():
-  networks, sizes = (tiny(1), tiny(3)), aot.Sizes(batch=2, source=100, tokens=60)
-  step = aot.floor_bytes(methods.autoregressive(1), networks, sizes)
+  models, sizes = (aot.shaped(tiny(1)), aot.shaped(tiny(3))), aot.Sizes(batch=2, source=100, tokens=60)
+  step = aot.floor_bytes(methods.autoregressive(1), models, sizes)
   weights = 3 * (32 * 64 * 2 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32) + 32 + 32 * 97  # not the embedding table
   assert step == 2 * (weights + 2 * 3 * 2 * 16 * 130)
-  small = aot.floor_bytes(methods.autoregressive(0), networks, sizes)
-  assert aot.floor_bytes(methods.speculative(block=5), networks, sizes) == step + 5 * small
-  assert aot.floor_bytes(OPT, networks, sizes) == step + 6 * small
+  small = aot.floor_bytes(methods.autoregressive(0), models, sizes)
+  assert aot.floor_bytes(methods.speculative(block=5), models, sizes) == step + 5 * small
+  assert aot.floor_bytes(OPT, models, sizes) == step + 6 * small
 
 
 def test_the_floor_of_experts_is_those_that_the_tokens_of_a_call_are_expected_to_choose():
   config = DecoderConfig(97, 32, 4, 2, 16, 48, (Span(),) * 2, tied=True, experts=16, experts_per_token=2)
   network = Decoder(config, (1,))
   kernels, sizes = 2 * 3 * 16 * 32 * 48 * 4, aot.Sizes(batch=3, source=100, tokens=60)
-  rest = weight_bytes(aot.parameters(network)) - kernels
-  caches = aot.floor_bytes(methods.autoregressive(0), [network], sizes) - rest - kernels * (1 - (14 / 16) ** 3)
+  model = aot.shaped(network)
+  rest = weight_bytes(network.reads(model.params, ())[0]) - kernels
+  caches = aot.floor_bytes(methods.autoregressive(0), [model], sizes) - rest - kernels * (1 - (14 / 16) ** 3)
   drafts, window = (kernels * (1 - (14 / 16) ** n) for n in (3, 18))
-  found = aot.floor_bytes(methods.speculative(block=5), [network, network], sizes)
+  found = aot.floor_bytes(methods.speculative(block=5), [model, model], sizes)
   assert found == pytest.approx(6 * (rest + caches) + 5 * drafts + window, abs=6)
   assert caches == 2 * 2 * 3 * 2 * 16 * 130 * 4
 
@@ -185,19 +203,19 @@ def test_the_tokens_of_a_timed_pass_differ_as_those_of_rows_do():
 
 @pytest.mark.parametrize('mesh, rules, rows', [({'data': 4}, (), 2), ({'model': 4}, ('replicated',) * 2, 8)])
 def test_the_floor_of_a_chip_has_all_of_what_is_replicated(mesh, rules, rows):
-  networks, placement = (tiny(1), tiny(3)), aot.Placement(jax.devices()[:1] * 4, mesh, rules)
+  models, placement = (aot.shaped(tiny(1)), aot.shaped(tiny(3))), aot.Placement(jax.devices()[:1] * 4, mesh, rules)
   alone, shared = (aot.Sizes(batch, source=100, tokens=60) for batch in (rows, 8))
-  assert aot.floor_bytes(OPT, networks, shared, placement) == aot.floor_bytes(OPT, networks, alone)
+  assert aot.floor_bytes(OPT, models, shared, placement) == aot.floor_bytes(OPT, models, alone)
 
 
 @pytest.mark.full
 def test_a_t5_step_does_not_read_the_encoder_or_what_reads_the_encoded_source():
-  networks, sizes = shapes.pair('t5_small_xl'), aot.Sizes(batch=1, source=256, tokens=128)
-  seconds = aot.floor_bytes(methods.speculative(block=5), networks, sizes) / aot.CHIPS['v5e'].bandwidth
+  models, sizes = aot.models_of(['t5_small_xl'], 'bfloat16'), aot.Sizes(batch=1, source=256, tokens=128)
+  seconds = aot.floor_bytes(methods.speculative(block=5), models, sizes) / aot.CHIPS['v5e'].bandwidth
   assert seconds == pytest.approx(4.05e-3, rel=0.02)
   weights = 24 * (6 * 2048**2 + 3 * 2048 * 5120 + 3 * 2048) + 2048 + 2048 * 32128 + 32 * 32
   caches = 2 * 24 * 2048 * (256 + 65)
-  assert aot.floor_bytes(methods.autoregressive(1), networks, sizes) == 2 * (weights + caches) + 4
+  assert aot.floor_bytes(methods.autoregressive(1), models, sizes) == 2 * (weights + caches) + 4
 
 
 def test_turns_of_the_drafts_are_those_after_the_window_that_catches_up():
@@ -245,10 +263,10 @@ GEMMA = {
 
 def loop_of(configs, topology: str, mesh: dict, rules, method, batch: int, scan: bool = False) -> hlo.Module:
   """Return the decode loop of two configs as it is compiled for a mesh of chips."""
-  networks = [hf.network_from_config(c, dtype='bfloat16', scan=scan) for c in configs]
+  models = [aot.shaped(hf.network_from_config(c, dtype='bfloat16', scan=scan)) for c in configs]
   place = aot.Placement(aot.describe(topology).devices, mesh, rules)
   sizes = aot.Sizes(batch, source=128, tokens=64)
-  return hlo.Module(aot.compiled(method, networks, sizes, Sampler(1.0), place, 'tpu').as_text())
+  return hlo.Module(aot.compiled(method, models, sizes, Sampler(1.0), place, 'tpu').as_text())
 
 
 def talks(module: hlo.Module) -> list[tuple[str, hlo.Instruction]]:
@@ -284,7 +302,9 @@ def test_timed_passes_and_a_step_that_another_program_partitions_have_the_attent
   method, (batch, source, tokens) = methods.speculative(block=3), (4, 128, 64)
   place = aot.Placement(aot.describe('v5e:2x2').devices, mesh, ['replicated', 'sharded'])
   networks = [hf.network_from_config(c, dtype='bfloat16') for c in (SMALL, LARGE)]
-  run, args = aot.program(method, networks, aot.Sizes(batch, source, tokens), Sampler(0.0), place, backends.TPU())
+  run, args = aot.program(
+    method, [*map(aot.shaped, networks)], aot.Sizes(batch, source, tokens), Sampler(0.0), place, backends.TPU()
+  )
   program, params, state = args[0], args[2], args[3]
   of_loop = attention(compiled_for_tpus(run, *args))
 
@@ -338,7 +358,24 @@ def test_the_topology_and_the_mesh_are_in_the_report(monkeypatch, capsys):
 
 
 def test_the_floor_of_turns_is_that_of_the_dearest():
-  networks, sizes = (tiny(1), tiny(3)), aot.Sizes(batch=2, source=100, tokens=60)
-  small, large = (aot.floor_bytes(methods.autoregressive(m), networks, sizes) for m in (0, 1))
+  models, sizes = (aot.shaped(tiny(1)), aot.shaped(tiny(3))), aot.Sizes(batch=2, source=100, tokens=60)
+  small, large = (aot.floor_bytes(methods.autoregressive(m), models, sizes) for m in (0, 1))
   turns = methods.cos(functools.partial(rules.weighted, weights=(0.5, 0.5)), (2, 1))
-  assert aot.floor_bytes(turns, networks, sizes) == max(2 * small, large)
+  assert aot.floor_bytes(turns, models, sizes) == max(2 * small, large)
+
+
+def test_a_head_and_an_early_exit_work_in_the_cache_of_their_model():
+  layer, large = DecoderConfig(97, 32, 4, 1, 16, 48, (Span(),)), aot.shaped(tiny(3))
+  head = aot.shaped(Eagle(HeadConfig('eagle', layer, (-1,)), 'bfloat16'))
+  sizes, place = aot.Sizes(batch=2, source=100, tokens=60), aot.Placement(jax.devices(), {})
+  step = aot.floor_bytes(methods.autoregressive(1), [large, large], sizes)
+  weights = 2 * 32 * 32 + 2 * 32 * 64 + 2 * 32 * 16 + 3 * 32 * 48 + 32 + 32 * 97  # fc … norm; the verifier's scores
+  ring = 2 * 2 * hidden.RING * 32
+  of_head = 2 * (weights + 2 * 2 * 16 * 130) + ring
+  first = layerskip.layerskip(large, 1)
+  of_exit = aot.floor_bytes(methods.autoregressive(0), [first, large], sizes)
+  for models, draft, more in ((hidden.beside(head, large), of_head, ring), ([first, large], of_exit, 0)):
+    method, backend = methods.speculative(block=2), backends.named('cpu')
+    loop, (fixed, *given) = aot.program(method, models, sizes, Sampler(1.0), place, backend)
+    assert fixed.cache_of == (1, 1) and jax.eval_shape(functools.partial(loop, fixed), *given)
+    assert aot.floor_bytes(method, models, sizes) == step + more + 2 * draft

@@ -93,6 +93,10 @@ def network_of(file: Path, **settings) -> Network:
   """Return the network that a config.json describes; `settings` are those of `network_from_config`."""
   config = read_json(file)
   with errors_of(file):
+    if head := heads.kind(config):
+      raise ValueError(
+        f'it describes a head ({head}) and no model: give its checkpoint, as --head where a command has it'
+      )
     return network_from_config(config, **settings)
 
 
