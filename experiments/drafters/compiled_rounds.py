@@ -42,6 +42,7 @@ def main():
   parser.add_argument('--topology', default='v5e:2x2')
   parser.add_argument('--pair', default='t5_small_xl', choices=list(shapes.PAIRS))
   parser.add_argument('--batches', type=commands.counts, default=(1, 8))
+  parser.add_argument('--drafters', nargs='*', help='parts of the names of those to compile (all)')
   parser.add_argument('--block', type=commands.count, default=5)
   args = parser.parse_args()
   method = methods.speculative(block=args.block)
@@ -50,7 +51,8 @@ def main():
   )
   print('| --- | --- | --- | --- | --- | --- | --- |', flush=True)
   for name, models in drafters(*aot.models_of([args.pair], 'bfloat16')).items():
-    for batch in args.batches:
+    chosen = args.drafters is None or any(part in name for part in args.drafters)
+    for batch in args.batches if chosen else ():
       report = program_report.of_topology(args.topology, method, models, aot.Sizes(batch, 256, 128), Sampler(1.0))
       parts = {kind: 0.0 for kind in ('propose', 'score')}
       for phase, cycles in report['cycles_by_phase'].items():

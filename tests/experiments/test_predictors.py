@@ -40,5 +40,9 @@ def test_speeds_are_over_plain_decoding_and_a_better_predictor_is_no_slower():
   some |= {f'chance {name}': x for name, x in known.items()}
   times = measure_signals.compiled_times.PassTimes
   trio = Trio(times((1, 2), (0.02, 0.02), 0), times((1, 2), (0.0, 0.0), 0), times((8, 512), (1.0, 30.0), 0), True)
-  speed = {name: float(text.split()[0]) for name, text in measure_signals.speeds(some, trio, 8).items()}
-  assert speed['drawn_q'] > speed['max_q'] and speed['drawn_q'] > 0.98 * speed['best γ'] > 0.9
+  steps, flat = (
+    {name: float(text.split()[0]) for name, text in measure_signals.speeds(some, trio, 8, flat).items()}
+    for flat in (False, True)
+  )
+  assert steps['drawn_q'] > steps['max_q'] and steps['drawn_q'] > 0.98 * steps['best γ'] > 0.9
+  assert flat['drawn_q'] > steps['drawn_q'] and flat['best γ'] >= steps['best γ']
