@@ -12,6 +12,12 @@ import tempfile
 QUICK = '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false'
 QUICK += ' --xla_cpu_parallel_codegen_split_count=1'
 os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {QUICK}'
+os.environ |= {  # of the processes that tests start, too
+  'JAX_COMPILATION_CACHE_DIR': os.path.join(tempfile.gettempdir(), 'speccascade-test-cache'),
+  'JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES': 'none',  # as commands have it, or no program would be shared with them
+  'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+  'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
+}
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -21,9 +27,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a 
   signal.signal(signal.SIGINT, signal.default_int_handler)
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
 jax.config.update('jax_numpy_rank_promotion', 'raise')
-jax.config.update('jax_compilation_cache_dir', os.path.join(tempfile.gettempdir(), 'speccascade-test-cache'))
-jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
-jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
 
 
 @pytest.fixture(scope='session')

@@ -1,9 +1,7 @@
 """The notebooks run from their first cell to their last, and what is stored with them is what they show."""
 
-import os
 from pathlib import Path
 import re
-import tempfile
 
 import pytest
 
@@ -16,11 +14,6 @@ import store_notebooks as script
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / 'docs' / 'colab').glob('*.ipynb'))
 STORE = 'store them anew with `python tests/store_notebooks.py`'
-CACHE = {
-  'JAX_COMPILATION_CACHE_DIR': os.path.join(tempfile.gettempdir(), 'speccascade-test-cache'),
-  'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-  'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
-}
 
 
 def read(path: Path):
@@ -68,10 +61,12 @@ def test_outputs_are_stale_as_soon_as_the_code_changes():
 @pytest.mark.filterwarnings('ignore:.*:DeprecationWarning:(jupyter_|nbclient|nbformat|zmq|traitlets)')
 @pytest.mark.full
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda p: p.stem)
-def test_a_notebook_runs_and_shows_what_is_stored(path, tmp_path, monkeypatch):
-  for name, value in CACHE.items():
-    monkeypatch.setenv(name, value)
-  done = script.execute(read(path), tmp_path)
+def test_a_notebook_runs_and_shows_what_is_stored(path, tmp_path):
+  less = read(path)
+  for cell in code(less):  # of what the kinds of its outputs do not depend on
+    cell.source = re.sub(r'\b(trials|latency_examples|latency_trials)=\d+', r'\1=1', cell.source)
+    cell.source = re.sub(r'\bcount=\d+', 'count=4', cell.source)
+  done = script.execute(less, tmp_path)
   assert kinds(done) == kinds(read(path)), f'the outputs of {path.name} are stale: {STORE}'
   shown = {kind for some in kinds(done) for kind in some}
   assert {'image/png', 'printed'} < shown  # a plot was drawn

@@ -15,7 +15,7 @@ from tiers import quick
 from trained import lines, NAMES, NEW, prompts
 
 import speccascade
-from speccascade import acceptance, decode, methods, rules, Sampler
+from speccascade import acceptance, decode, methods, Request, rules, Sampler
 from speccascade.engine.state import cache_slots
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.layerskip import layerskip
@@ -34,9 +34,12 @@ def whole() -> Model:
   return Model(params, network, name='whole')
 
 
+def cold_and_warm(prompts) -> list[Request]:
+  return [Request(prompt, temperature=t) for t in (0.0, 1.0) for prompt in prompts]
+
+
 @pytest.mark.full
-@pytest.mark.parametrize('temperature', [0.0, 1.0])
-def test_early_exits_work_in_the_whole_models_cache(whole, temperature):
+def test_early_exits_work_in_the_whole_models_cache(whole):
   models = [layerskip(whole, 1), layerskip(whole, 2), whole]
   assert cache_slots(models) == (2, 2, 2)
   copies = [m.replace(params=jax.tree.map(jnp.array, m.params)) for m in models[:2]] + [whole]
@@ -45,9 +48,7 @@ def test_early_exits_work_in_the_whole_models_cache(whole, temperature):
   other = jax.tree.map(lambda x: x[::-1], models[0].params['token_embedder'])
   foreign = models[0].replace(params={**models[0].params, 'token_embedder': other})  # its keys and values are its own
   assert cache_slots([foreign, whole]) == (0, 1)
-  run = functools.partial(
-    decode, methods.cos(weighted, (3, 2, 1)), prompts=PROMPTS, max_new_tokens=14, sampler=Sampler(temperature)
-  )
+  run = functools.partial(decode, methods.cos(weighted, (3, 2, 1)), prompts=cold_and_warm(PROMPTS), max_new_tokens=14)
   shared, apart = run(models=models), run(models=copies)
   assert shared.tokens == apart.tokens
   assert (shared.stats.calls == apart.stats.calls).all()
@@ -62,23 +63,23 @@ def test_a_self_drafting_model_writes_what_it_writes_alone(whole):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('temperature', [0.0, 1.0])
-def test_a_transformers_rows_are_the_same_in_any_company(whole, temperature):
+def test_a_transformers_rows_are_the_same_in_any_company(whole):
   run = functools.partial(
     decode,
     methods.speculative(functools.partial(rules.opt, alpha=0.1), 3),
     [layerskip(whole, 2), whole],
     max_new_tokens=14,
-    sampler=Sampler(temperature),
     max_prompt_tokens=8,
   )
-  together = run(PROMPTS).tokens
-  assert [run([p], example_ids=[i]).tokens[0] for i, p in enumerate(PROMPTS)] == together
-  assert run(PROMPTS, batch_size=2).tokens == together
+  requests = cold_and_warm(PROMPTS)
+  together = run(requests).tokens
+  assert [run([r], example_ids=[i]).tokens[0] for i, r in enumerate(requests)] == together
+  assert run(requests, batch_size=2).tokens == together
 
 
-@pytest.mark.parametrize('scan', quick([False, True], [False]))
-@pytest.mark.parametrize('kind', quick(['t5', 'decoder'], ['decoder']))
+@pytest.mark.parametrize(
+  'kind, scan', quick([(k, s) for k in ('t5', 'decoder') for s in (False, True)], [('decoder', False)], [('t5', True)])
+)
 def test_the_next_in_line_takes_a_place_in_every_kind_of_cache(kind, scan):
   config = T5Config(97, 32, 4, 8, 64, encoder_layers=1, decoder_layers=2)
   ends = tuple(range(1, 12))

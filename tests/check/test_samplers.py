@@ -34,12 +34,13 @@ def test_each_mistake_is_found_with_its_bias(name):
   options = dict(options)
   after = options.pop('after', AFTER if len(p) == 2 else p)
   case = Case(np.array([p] * block + [after]), np.array([q] * block), tokens, options.get('rows', 1))
-  report = speccascade.check_sampler(sampler, given=[case], **options)
-  assert not report.ok and 'emits' in report.text
   if distance is not None:
+    report = speccascade.check_sampler(sampler, given=[case], **options)
+    assert not report.ok and 'emits' in report.text
     sampled = 'runs' in report.text
     assert report.distance == pytest.approx(distance, abs=0.03 if sampled else 1e-3)
-  assert not speccascade.check_sampler(sampler, runs=8_000, **options).ok
+  report = speccascade.check_sampler(sampler, runs=8_000, **options)
+  assert not report.ok and 'emits' in report.text
 
 
 @pytest.mark.parametrize('name', quick(RIGHT, FIRST))

@@ -10,10 +10,11 @@ from matching import having
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tiers import quick
 import tiny
 
 import speccascade
-from speccascade import acceptance, methods, models, rules, Sampler
+from speccascade import acceptance, methods, models, Request, rules, Sampler
 from speccascade.checkpoints import hf
 import speccascade.models.medusa
 import speccascade.models.toy
@@ -317,9 +318,7 @@ def test_a_layer_of_multi_token_prediction_is_read_beside_its_model(tmp_path):
   head, large = speccascade.checkpoints.load_all([f'{path}@mtp', path])
   prompt, text = [1, 2, 3, 4, 5], [6, 7, 8, 3, 2, 1, 9]
   np.testing.assert_allclose(drafted(head, prompt, text, 4, large), mtp_chain(tensors, [*prompt, *text], 4), atol=2e-4)
-  write = functools.partial(speccascade.decode, prompts=PROMPTS, max_new_tokens=16, sampler=Sampler(coupling='gumbel'))
-  expected = write(methods.autoregressive(), [mimo()]).tokens
-  assert write(methods.speculative(block=3), [head, large]).tokens == expected
+  assert write(methods.speculative(block=3), [head, large]) == write(methods.autoregressive(), [mimo()])
   with pytest.raises(ValueError, match='leave @mtp out'):
     speccascade.load(f'{eagle_1(tmp_path / "head")[0]}@mtp')
 
@@ -377,26 +376,32 @@ def test_a_markov_head_corrects_each_token_by_the_one_before_it(tmp_path):
   assert found.tokens == expected
 
 
-@pytest.mark.parametrize('name', list(FORMATS))
-def test_the_text_is_the_verifiers(tmp_path, name):
-  head, large = speccascade.load(FORMATS[name](tmp_path / 'head')[0]), verifier()
-  small = tiny.model_of(CONFIG | {'num_hidden_layers': 2})
-  for sampler in (Sampler(temperature=0.0), Sampler(coupling='gumbel')):
-    write = functools.partial(speccascade.decode, prompts=PROMPTS, max_new_tokens=20, sampler=sampler)
-    expected = write(methods.autoregressive(), [large]).tokens
-    assert write(methods.speculative(block=4), [head, large]).tokens == expected
-    assert write(methods.speculative(block=2), [head, large], batch_size=2).tokens == expected
-    cascade = write(methods.oracle(OPT), [small, large]).tokens
-    assert write(methods.speculative(OPT, block=3, drafter=2), [small, large, head]).tokens == cascade
+def write(method, some, batch_size=4):
+  """Return coupled texts of greedy requests and others, of which two wait for rows that end."""
+  requests = [Request(prompt, temperature=t) for prompt in PROMPTS for t in (0.0, 1.0)]
+  settings = dict(max_new_tokens=20, sampler=Sampler(coupling='gumbel'), batch_size=batch_size)
+  return speccascade.decode(method, some, requests, **settings).tokens
 
 
-@pytest.mark.parametrize('name', list(FORMATS))
-def test_a_head_of_int8_writes_the_same_text(tmp_path, name):
+@functools.cache
+def small():
+  return tiny.model_of(CONFIG | {'num_hidden_layers': 2})
+
+
+@functools.cache
+def expected():
+  """Return the verifier's own texts, and those of a cascade."""
+  return write(methods.autoregressive(), [verifier()], 6), write(methods.oracle(OPT), [small(), verifier()], 6)
+
+
+@pytest.mark.parametrize('name', quick(FORMATS, ['EAGLE-3', 'DFlash', 'Medusa']))
+def test_the_text_is_the_verifiers_also_of_a_head_of_int8(tmp_path, name):
   path, large = FORMATS[name](tmp_path / 'head')[0], verifier()
-  write = functools.partial(speccascade.decode, prompts=PROMPTS, max_new_tokens=12, sampler=Sampler(coupling='gumbel'))
+  own, cascade = expected()
+  assert write(methods.speculative(block=4), [speccascade.load(path), large]) == own
   short = speccascade.load(path, dtype='int8')
   assert short.digest.endswith('int8') and np.dtype(np.int8) in {x.dtype for x in jax.tree.leaves(short.params)}
-  assert write(methods.speculative(block=3), [short, large]).tokens == write(methods.autoregressive(), [large]).tokens
+  assert write(methods.speculative(OPT, block=3, drafter=2), [small(), large, short]) == cascade
 
 
 def test_hidden_states_are_those_of_transformers(tmp_path):
@@ -416,8 +421,7 @@ def test_t5_shows_its_states_to_a_head():
   size, vocab = t5.network.config.embed_dim, t5.network.vocab_size
   network = speccascade.models.medusa.Medusa(speccascade.models.medusa.MedusaConfig(size, vocab, 3))
   head = speccascade.types.Model(network.init(jax.random.key(0)), network, name='head')
-  write = functools.partial(speccascade.decode, prompts=PROMPTS, max_new_tokens=16, sampler=Sampler(coupling='gumbel'))
-  assert write(methods.speculative(block=3), [head, t5]).tokens == write(methods.autoregressive(), [t5]).tokens
+  assert write(methods.speculative(block=3), [head, t5]) == write(methods.autoregressive(), [t5])
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
@@ -467,10 +471,10 @@ def test_a_checkpoint_of_pard_drafts_in_one_pass(tmp_path):
   file.write_text(json.dumps(config | {'pard_token': 10, 'spd_type': 'pard'}))
   drafter = speccascade.load(file.parent)
   assert drafter.network.mask_token == 10
-  write = functools.partial(speccascade.decode, prompts=PROMPTS, max_new_tokens=16, sampler=Sampler(coupling='gumbel'))
-  large = verifier()
-  result = write(methods.speculative(block=4), [drafter, large])
-  assert result.tokens == write(methods.autoregressive(), [large]).tokens
+  sampler = Sampler(coupling='gumbel')
+  run = functools.partial(speccascade.decode, prompts=PROMPTS, max_new_tokens=16, sampler=sampler)
+  result = run(methods.speculative(block=4), [drafter, verifier()])
+  assert result.tokens == run(methods.autoregressive(), [verifier()]).tokens
   assert (result.stats.calls[0] == result.stats.rounds).all()
   file.write_text(json.dumps(config | {'pard_token': 11}))
   with pytest.raises(ValueError, match="'pard_token' is 11"):

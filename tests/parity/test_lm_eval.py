@@ -326,6 +326,13 @@ def test_settings_of_what_is_made_already_are_refused(llamas, settings, part):
     SpecCascade(models, **settings)
 
 
+@pytest.fixture
+def no_other_tasks(monkeypatch):
+  """Let a command look at the tasks that it is given alone: the harness has thousands."""
+  monkeypatch.setattr('lm_eval.tasks.TaskManager', functools.partial(TaskManager, include_defaults=False))
+
+
+@pytest.mark.usefixtures('no_other_tasks')
 @pytest.mark.parametrize('more, part', [('block=0', "'0'"), ('method=autoregressive', 'methods.autoregressive(1)')])
 def test_a_mistake_in_the_command_is_one_sentence(llamas, tasks, more, part, monkeypatch, capsys):
   argv = ['lm_eval', '--model', 'speccascade', '--model_args', f'models={":".join(llamas)},{more}', '--tasks', 'word']
@@ -366,6 +373,7 @@ def test_help_lists_the_arguments_of_the_model(monkeypatch, capsys):
   )
 
 
+@pytest.mark.usefixtures('no_other_tasks')
 def test_a_model_without_arguments_is_one_sentence(monkeypatch, capsys, tasks):
   monkeypatch.setattr(
     'sys.argv', ['lm_eval', '--model', 'speccascade', '--tasks', 'word', '--include_path', str(tasks)]
