@@ -169,7 +169,7 @@ def test_samples_of_a_prompt_lookup_share_its_empty_cache():
   assert both.tokens[0] == run(METHODS['speculative'], models, Request([1, 2, 1]), seed=1).tokens[0]
 
 
-@pytest.mark.parametrize('encoder', [False, True])
+@pytest.mark.parametrize('encoder', quick([False, True], [False]))
 def test_a_prompt_lookup_that_remembers_drafts_repeated_tasks_and_changes_no_greedy_text(encoder):
   large = toy.model(3, 61, order=2, scale=3.0, encoder=encoder)
   prompts = [[i, i + 1] for i in range(4)] * 3

@@ -37,11 +37,15 @@ TINY = Decoder(DecoderConfig(3, 8, 2, 2, 4, 8, (Span(),)))
 DRAFTER = models.frequent(Model(TINY.init(jax.random.key(0)), TINY, name='tiny'), [2, 1])
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(network, params, tokens):
+  cache = network.prefill(params, Prompt(jnp.array([[4, 5, 6]]), jnp.array([1])), 16)
+  return network.extend(params, cache, tokens[None], jnp.arange(len(tokens))[None])[0][0]
+
+
 def logits_of(model: Model, tokens) -> np.ndarray:
   """Return the logits [L, V] after each of some tokens."""
-  cache = model.network.prefill(model.params, Prompt(jnp.array([[4, 5, 6]]), jnp.array([1])), 16)
-  positions = jnp.arange(len(tokens))[None]
-  return np.asarray(model.network.extend(model.params, cache, jnp.array([tokens]), positions)[0][0])
+  return np.asarray(_logits(model.network, model.params, jnp.array(tokens)))
 
 
 @pytest.mark.parametrize('name', NETWORKS)

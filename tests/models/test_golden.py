@@ -54,7 +54,10 @@ def test_every_family_of_transformers_has_golden_numbers():
   assert {case['config']['model_type'] for case in CASES.values()} >= {n for n, f in FAMILIES.items() if f.hf}
 
 
-@pytest.mark.parametrize('name', quick([n for n, f in FAMILIES.items() if f.tiny], ['gpt_neox', 'mixtral']))
+KINDS = ['gemma3_text', 'opt', 't5', 't5gemma']  # a window and two ropes, learned positions, a bias, two stacks
+
+
+@pytest.mark.parametrize('name', quick([n for n, f in FAMILIES.items() if f.tiny], ['gpt_neox', 'mixtral'], KINDS))
 def test_drafts_of_a_family_leave_its_greedy_texts_as_they_are(name):
   network = network_from_config({'model_type': name, **FAMILIES[name].tiny})
   large = Model(weights(network, 0), network, name='large')

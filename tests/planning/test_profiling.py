@@ -221,12 +221,12 @@ def test_the_cost_model_finds_where_speculation_stops_paying(made):
 def test_a_plan_of_three_models_tries_speculative_verification_too(tmp_path, capsys):
   folder = Path(embedded.__file__).parent / 'pretrained'
   models = [str(folder / name) for name in ('small', 'large@1', 'large')]
-  (tmp_path / 'lines.txt').write_text('\n'.join(e.prompt for e in embedded.task(count=12).examples))
+  (tmp_path / 'lines.txt').write_text('\n'.join(e.prompt for e in embedded.task(count=4).examples))
   asked = [
     *models,
     f'--prompts={tmp_path / "lines.txt"}',
     '--max_new_tokens=16',
-    '--blocks=1,2',
+    '--blocks=2',
     '--batches=2',
     '--predictor=drawn_q',
     '--budget=0',

@@ -120,7 +120,11 @@ def exact(signal, budget, numbers, ending):
   return ending == 'test' or signal == 'before'
 
 
-@pytest.mark.parametrize('signal, budget, numbers, ending', quick(CELLS, FEW))
+# What is exact after the draw for any budget is so before it.
+ALWAYS = [('before', budget, *column) for budget in BUDGETS for column in (COLUMNS[3], COLUMNS[4])]
+
+
+@pytest.mark.parametrize('signal, budget, numbers, ending', quick(CELLS, FEW, [c for c in CELLS if c not in ALWAYS]))
 def test_a_schedule_keeps_the_distribution_where_the_table_says_so(signal, budget, numbers, ending):
   method = methods.scheduled(SIGNALS[signal], 2, **BUDGETS[budget](signal), ending=ending)
   off = np.abs(law(method, PAIR, numbers, mate=MATE) - TRUE).sum() / 2
