@@ -778,6 +778,11 @@ COMMANDS = {
       (['--out={tmp}/out', '--gin_file=train/embedded.gin', f'--gin.train.Settings.{name}={value}'], f'{name}={value}')
       for name, value in dict(seed="'x'", widths=3, optimizer=3, truncate="'x'", distillation=4).items()
     ),
+    (
+      ['--out={tmp}/out', '--gin_file=train/embedded.gin', '--gin.train.Job.teacher=@Checkpoint()']
+      + ["--gin.Checkpoint.path='x'", "--gin.Checkpoint.dtype='bfloat16'"],
+      ("Checkpoint.dtype='bfloat16'", 'float32'),
+    ),
     (['--out={tmp}/out', '--gin_file=train/embedded.gin', '--job=medium'], ('--job=medium', 'large, small')),
     (['--out={tmp}/file', '--gin_file=train/embedded.gin'], '{tmp}/file'),
     (['--out={tmp}/out', '--gin_file=train/embedded.gin', "--gin.small/train.Job.name='../x'"], ('../x', '--out')),

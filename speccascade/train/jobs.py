@@ -67,6 +67,9 @@ class Job:
   def __post_init__(self):
     if self.network is None and self.start is None:
       raise ValueError(f'job {self.name} has no network: give one, or start, a model whose network it is to have')
+    for given in (self.teacher, self.start, self.companion):
+      if isinstance(given, Checkpoint) and given.dtype not in (None, 'float32'):
+        raise ValueError(f'job {self.name}: Checkpoint.dtype={given.dtype!r}, and training is in float32: leave it out')
     if not isinstance(self.pairs, Iterable):
       raise ValueError(f'job {self.name}: pairs={self.pairs!r} are no pairs; write @train.generated(), with ().')
 
