@@ -445,7 +445,8 @@ def scheduled(
 
   `methods.sv` and `methods.sv_exact` are this with a companion for the predictor, the third model of three. All other
   predictors read what drafting computes anyway. docs/methods/scheduled.md says which predictors, budgets and endings
-  keep the verifier's distribution; with `ending='test'` all do.
+  keep the verifier's distribution; with `ending='test'` all do, and those that would not beside a drafter in one pass
+  or a head are refused.
 
   Cost of a round: γ + 1 calls of the drafter, of fewer where the budget ends drafts, and one of the verifier with 1 to
   γ + 1 positions; `predictors.companion` adds a call of the companion.

@@ -67,11 +67,12 @@ class Job:
       ValueError: If anything is invalid.
     """
     models = _check_models(method, models)
+    made = method.of([m.network for m in models])
     if sampler is not None:
       validate.check_sampler(sampler)
-      method.check_sampler(sampler)
+      made.check_sampler(sampler)
     _check_targets(method, models, sampler or sampling.Sampler())
-    return cls(method.of([m.network for m in models]), models)
+    return cls(made, models)
 
   @classmethod
   def of(
@@ -107,13 +108,14 @@ class Job:
     validate.check_sampler(sampler)
     rows = requests.rows(models, prompts, sampler=sampler, max_prompt_tokens=max_prompt_tokens, **numbers)
     _check_targets(method, models, rows[0].sampler)
+    method = method.of([m.network for m in models])
     for row in rows:
       with inputs.of_prompt(row.source):
         method.check_sampler(row.sampler)
     width = inputs.prompt_width(models, rows, max_prompt_tokens)
     size = inputs.bucket(len(rows), 1)
     size = size if batch_size is None else min(size, checked_int('batch_size', batch_size))
-    job = cls(method.of([m.network for m in models]), models, rows, width, size, processor, trace)
+    job = cls(method, models, rows, width, size, processor, trace)
     return dataclasses.replace(job, size=sharding.even(size, job.shards))
 
   @property

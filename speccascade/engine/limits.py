@@ -3,12 +3,14 @@
 Axis letters: B batch.
 """
 
+from collections.abc import Sequence
+
 from flax import struct
 import jax.numpy as jnp
 
 from speccascade.engine.state import Context, State
 from speccascade.sampling import Sampler
-from speccascade.types import Array, static
+from speccascade.types import Array, Network, static
 
 
 class Limit:
@@ -25,6 +27,10 @@ class Limit:
   most: int | None = None
   varies: bool = True
   fine: bool = False
+
+  def of(self, networks: Sequence[Network]) -> 'Limit':
+    """Return it with what it takes from the networks of the slots."""
+    return self
 
   def check_sampler(self, sampler: Sampler) -> None:
     """Refuse a sampler that it cannot go with."""

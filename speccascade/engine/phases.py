@@ -59,6 +59,9 @@ class Score(Phase):
 
   calls = 1
 
+  def of(self, networks: Sequence[Network]) -> 'Score':
+    return self if self.limit is None else self.replace(limit=self.limit.of(networks))
+
   def check_sampler(self, sampler: sampling.Sampler) -> None:
     if self.limit is not None:
       self.limit.check_sampler(sampler)

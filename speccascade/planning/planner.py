@@ -94,6 +94,8 @@ def plan(
       f'{models[0].name} only drafts, and what predicts acceptance is timed with the drafter alone: plan it without '
       'predictors and a companion.'
     )
+  if predictors or len(models) == 3:
+    Job.of_models(profiling.scoring_all(1, len(models)), models, sampler)
   _check_requests(rows, sampler)
   measured = _Acceptance(models, rules or {}, predictors)
   timed = 0 if costs else len(batches) * measured.timed(blocks, trials)

@@ -25,7 +25,7 @@ from speccascade.engine.method import index_for
 from speccascade.engine.state import Context, sampler_for_window, State
 from speccascade.sv import predictors
 from speccascade.sv.predictors import Predictor
-from speccascade.types import Array, Carry, checked_int, FINAL, iota, static
+from speccascade.types import Array, Carry, checked_int, FINAL, iota, Network, static
 
 COUNTS = ('tokens', 'accepted')  # what goodput counts: all that come out, or the drafted ones that are accepted
 
@@ -258,13 +258,15 @@ def check(budget: Any) -> Budget:
 class Scheduled(Limit):
   """Score as many tokens as a budget gives each row by what a predictor says; `spare` of its last are not scored.
 
-  With 1 to spare, the last that was drafted is only tested.
+  With 1 to spare, the last that was drafted is only tested. `redrafts` tells of the drafter whether a token that was
+  dropped is drafted again from another distribution, as in one pass or from features of its own.
   """
 
   predictor: Predictor
   budget: Budget
   most: int = static()
   spare: int = static(default=0)
+  redrafts: bool = static(default=False)
 
   fine = True  # its choice may go by what each number of tokens costs
 
@@ -291,7 +293,15 @@ class Scheduled(Limit):
     """Whether something goes on from round to round."""
     return self.predictor.fit.learns or self.budget.stale
 
+  def of(self, networks: Sequence[Network]) -> 'Scheduled':
+    return self.replace(redrafts=networks[0].provisional or networks[0].mask_token is not None)
+
   def check_sampler(self, sampler: sampling.Sampler) -> None:
+    if self.redrafts and self.spare and self.budget.looks_ahead and not sampler.greedy and sampler.coupling != 'gumbel':
+      raise ValueError(
+        f'{self} looks ahead at tokens that this drafter may draft again from another distribution, so that the output '
+        "would not follow the verifier; take Goodput(greedy=True), or decode with coupling='gumbel'."
+      )
     if self.predictor.declaration.coupled and sampler.coupling != 'gumbel':
       raise ValueError(f"{self.predictor.name} reads the noise of coupling='gumbel'; decode with it, or take margin.")
 

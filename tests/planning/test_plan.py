@@ -23,7 +23,7 @@ from speccascade.host.progress import Progress
 from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.eagle import Eagle, HeadConfig
-from speccascade.planning import budget, cost_model, plan_report, planner, timing
+from speccascade.planning import budget, cost_model, plan_report, planner, profiling, timing
 from speccascade.sv import plans, predictors
 from speccascade.types import Model
 
@@ -67,6 +67,10 @@ def test_a_head_is_planned_beside_its_verifier_whose_rounds_have_its_calls():
   assert says(str(made), 'head drafts beside it alone', "its drafter's calls in it")
   with pytest.raises(ValueError, match='head only drafts, .* plan it without predictors'):
     planner.plan([head, large], PROMPTS, predictors=[predictors.margin])
+  with pytest.raises(ValueError, match='looks ahead'):
+    decode(profiling.scoring_all(1, 2), [head, large], PROMPTS, max_new_tokens=4)
+  with pytest.raises(ValueError, match="looks ahead .* coupling='gumbel'"):
+    planner.plan([models.one_pass(large, 0), large], PROMPTS, predictors=[predictors.margin], sampler=Sampler(1.0))
 
 
 def test_networks_around_another_are_timed_without_ends_too():

@@ -16,7 +16,7 @@ from speccascade.backends.ops import take1
 from speccascade.check import enumeration
 from speccascade.engine.limits import Limit
 from speccascade.engine.phases import Propose, Score
-from speccascade.models import toy
+from speccascade.models import one_pass, toy
 from speccascade.sv import predictors
 from speccascade.sv.plans import Profile
 from speccascade.sv.verification import Budget, Causal, Goodput, Stale, TopK
@@ -221,6 +221,23 @@ def test_a_draft_that_changes_with_the_round_must_not_be_looked_at_ahead():
   assert law(ahead, models, 'coupled', most=2).sum(0)[0] == pytest.approx(0.6, abs=1e-6)
   same = ahead.replace(phases=(Propose(0, 2), *ahead.phases[1:]))
   assert law(same, models, 'position', most=2).sum(0)[0] == pytest.approx(0.6, abs=1e-6)
+
+
+@pytest.mark.parametrize('numbers', ['position', 'round'])
+def test_a_drafter_in_one_pass_goes_with_no_budget_that_looks_ahead(numbers):
+  # q is (.9, .1) after the first of the two tokens and (.5, .5) after the other, which is the mask; p = (.6, .4).
+  models = [one_pass(coin(9, 5), 1), coin(6)]
+  ahead = methods.scheduled(second, 2, budget=One())
+  biased = {'position': 0.7, 'round': 0.74}
+  assert law(ahead, models, numbers, most=3).sum(0)[0] == pytest.approx(biased[numbers], abs=1e-6)
+  assert law(ahead, models, 'coupled', most=3).sum(0)[0] == pytest.approx(0.6, abs=1e-6)
+  for budget in ('causal', 'greedy', 'top-K'):
+    method = methods.scheduled(predictors.drawn_q, 2, **BUDGETS[budget]('after'))
+    np.testing.assert_allclose(law(method, models, numbers, mate=MATE), [[0.36, 0.24], [0.24, 0.16]], atol=1e-6)
+  run = lambda sampler: decode(ahead, models, [[0]], max_new_tokens=4, sampler=sampler)
+  with pytest.raises(ValueError, match=having('looks ahead', 'Goodput(greedy=True)', "coupling='gumbel'")):
+    run(Sampler())
+  assert run(Sampler(0.0)).tokens == [[0, 0, 0, 0]] and len(run(Sampler(coupling='gumbel')).tokens[0]) == 4
 
 
 # ---- predictors and budgets ----
