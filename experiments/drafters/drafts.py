@@ -31,7 +31,9 @@ class Note(lowering.Phase):
     seen = {'token': draft.tokens} | {name: getattr(predictors, name)(draft) for name in SIGNALS}
     new = {f'{name}_{k}': x[:, k] for name, x in seen.items() for k in range(MOST)} | {'size': state.window.size}
     here = (iota(state.tokens.shape[1]) == state.length[:, None]) & state.active[:, None]
-    notes = {name: jnp.where(here, new[name][:, None], x) for name, x in state.records['notes'].values.items()}
+    notes = {
+      name: jnp.where(here, jnp.float32(new[name])[:, None], x) for name, x in state.records['notes'].values.items()
+    }
     return state.replace(records=state.records | {'notes': Notes(notes)})
 
 
