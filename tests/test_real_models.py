@@ -35,7 +35,7 @@ def whole() -> Model:
 
 
 def cold_and_warm(prompts) -> list[Request]:
-  return [Request(prompt, temperature=t) for t in (0.0, 1.0) for prompt in prompts]
+  return [Request(prompt, temperature=t) for t in (0.0, 4.0) for prompt in prompts]
 
 
 @pytest.mark.full
