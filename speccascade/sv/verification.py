@@ -259,7 +259,7 @@ class Scheduled(Limit):
   """Score as many tokens as a budget gives each row by what a predictor says; `spare` of its last are not scored.
 
   With 1 to spare, the last that was drafted is only tested. `redrafts` tells of the drafter whether a token that was
-  dropped is drafted again from another distribution, as in one pass or from features of its own.
+  dropped may be drafted again from another distribution: in one pass, from features of its own, by a memory that grows.
   """
 
   predictor: Predictor
@@ -294,7 +294,8 @@ class Scheduled(Limit):
     return self.predictor.fit.learns or self.budget.stale
 
   def of(self, networks: Sequence[Network]) -> 'Scheduled':
-    return self.replace(redrafts=networks[0].provisional or networks[0].mask_token is not None)
+    drafter = networks[0]
+    return self.replace(redrafts=drafter.provisional or drafter.remembers or drafter.mask_token is not None)
 
   def check_sampler(self, sampler: sampling.Sampler) -> None:
     if self.redrafts and self.spare and self.budget.looks_ahead and not sampler.greedy and sampler.coupling != 'gumbel':

@@ -16,7 +16,7 @@ from speccascade.backends.ops import take1
 from speccascade.check import enumeration
 from speccascade.engine.limits import Limit
 from speccascade.engine.phases import Propose, Score
-from speccascade.models import one_pass, toy
+from speccascade.models import ngram, one_pass, toy
 from speccascade.sv import predictors
 from speccascade.sv.plans import Profile
 from speccascade.sv.verification import Budget, Causal, Goodput, Stale, TopK
@@ -237,6 +237,9 @@ def test_a_drafter_in_one_pass_goes_with_no_budget_that_looks_ahead(numbers):
   run = lambda sampler: decode(ahead, models, [[0]], max_new_tokens=4, sampler=sampler)
   with pytest.raises(ValueError, match=having('looks ahead', 'Goodput(greedy=True)', "coupling='gumbel'")):
     run(Sampler())
+  with pytest.raises(ValueError, match='looks ahead'):
+    decode(ahead, [ngram.drafter(coin(6), memory=8), coin(6)], [[0]], max_new_tokens=4)
+  decode(ahead, [ngram.drafter(coin(6)), coin(6)], [[0]], max_new_tokens=4)
   assert run(Sampler(0.0)).tokens == [[0, 0, 0, 0]] and len(run(Sampler(coupling='gumbel')).tokens[0]) == 4
 
 
