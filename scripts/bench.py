@@ -253,8 +253,9 @@ def rounds(models, prompts, our, sampler: Sampler, batch: int, args: argparse.Na
   done = timing.interleave(runs | dict(zip(passes | turns, made, strict=True)), args.trials)
   draft, plain, window = (float(np.median(done[name])) for name in passes)
   slots = positions(large.network, args.prompt_tokens, args.long, args.block + 1)
-  caches = aot.caches(large.network, aot.Sizes(batch, args.prompt_tokens, args.long), slots)
-  floor = (synthetic.weight_bytes(large.params) + synthetic.tree_bytes(caches)) / args.bandwidth
+  caches = aot.caches(large, aot.Sizes(batch, args.prompt_tokens, args.long), slots)
+  weights, caches = large.network.reads(large.params, caches)
+  floor = (synthetic.weight_bytes(weights) + synthetic.tree_bytes(caches)) / args.bandwidth
   calls = {'draft': draft, 'plain': plain, 'window': window, 'floor': floor}
   paces = {name: Pace(*np.median(done[name], 0)) for name in our}
   base = paces['autoregressive']

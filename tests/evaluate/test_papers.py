@@ -239,7 +239,7 @@ def gibibytes(experiment: Experiment) -> float:
 
 def hours(experiment: Experiment, chip: aot.Chip, chips: int) -> float:
   """Return the hours of decoding, by the formula of the page."""
-  calls = [weight_bytes(m.params) / chip.bandwidth / chips for m in models_of(experiment)]
+  calls = [weight_bytes(m.network.reads(m.params, ())[0]) / chip.bandwidth / chips for m in models_of(experiment)]
   task = experiment.task
   examples = len(task.examples) if experiment.quality_examples is None else experiment.quality_examples
   batches = examples / experiment.quality_batch
