@@ -148,12 +148,16 @@ def _check_arguments(sampler: Callable, drafts: bool):
   """Refuse a function that cannot be called as a sampler is."""
   names = ('q', 'p', 'rng') if drafts else ('tokens', 'q', 'p', 'rng')
   try:
-    inspect.signature(sampler).bind(*names)
+    signature = inspect.signature(sampler)
+  except ValueError:  # of a function in C, which does not tell
+    return
+  try:
+    signature.bind(*names)
   except TypeError:
     other = 'one that is given its draft' if drafts else 'one that draws its draft itself'
     how = 'without' if drafts else 'with'
     raise ValueError(
-      f'the sampler is called with ({", ".join(names)}), and takes {inspect.signature(sampler)}; {other} is checked '
+      f'the sampler is called with ({", ".join(names)}), and takes {signature}; {other} is checked '
       f'{how} drafts=True, in a command {how} --drafts.'
     ) from None
 

@@ -84,9 +84,7 @@ class Frequent(Around):
 
   def reads(self, params: Params, cache: Cache) -> tuple[Params, Cache]:
     """Leave out the head over all tokens."""
-    path = self.drafter.head_path
-    own = {name: x for name, x in flatten_dict(_own(params)).items() if name[: len(path)] != path}
-    own, cache = self.drafter.reads(unflatten_dict(own), cache)
+    own, cache = self.drafter.reads(unflatten_dict(self._headless(params)), cache)
     return {**own, HEAD: params[HEAD]}, cache
 
   def lacks(self, params: Params) -> Array:
@@ -99,11 +97,14 @@ class Frequent(Around):
     """Feed tokens [B, L]; return logits [B, L, V] of the tokens after them, and the cache."""
     own = _own(params)
     _, cache, x = self.drafter.observe(own, cache, tokens, positions, (-1,))  # the logits are not used, nor computed
-    path = self.drafter.head_path
-    rest = {name: leaf for name, leaf in flatten_dict(own).items() if name[: len(path)] != path}
-    head = {(*path, *name): leaf for name, leaf in flatten_dict(params[HEAD]['head']).items()}
-    logits = self.narrow.scores(unflatten_dict(rest | head), x)
+    head = {(*self.drafter.head_path, *name): leaf for name, leaf in flatten_dict(params[HEAD]['head']).items()}
+    logits = self.narrow.scores(unflatten_dict(self._headless(params) | head), x)
     return self.drafter.backend.spread(logits, params[HEAD]['write']), cache
+
+  def _headless(self, params: Params) -> dict[tuple[str, ...], Array]:
+    """Return {path: parameter} of the drafter without its head over all tokens."""
+    path = self.drafter.head_path
+    return {name: leaf for name, leaf in flatten_dict(_own(params)).items() if name[: len(path)] != path}
 
 
 def _own(params: Params) -> Params:

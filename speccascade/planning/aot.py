@@ -252,9 +252,10 @@ def floor_bytes(method: Method, models: Sequence[Model], sizes: Sizes, placement
   """
 
   def of_call(slot: int) -> int:
-    network, params = models[method.slots[slot]].network, models[method.slots[slot]].params
+    model = models[method.slots[slot]]
+    network, params = model.network, model.params
     used = sizes.tokens // 2 + (1 if network.start_id is not None else sizes.source)
-    cached = caches(models[method.slots[slot]], sizes, used)
+    cached = caches(model, sizes, used)
     own = 1 if placement is None else placement.mesh.shape[sharding.DATA]
     tokens = -(-sizes.batch // own) * (method.verifier_width if slot == len(method.slots) - 1 else 1)
     experts = float(theory.distinct_experts(*network.experts, tokens)) / network.experts[0]

@@ -127,10 +127,10 @@ class _Timeline:
     choices = alternatives(self.module, computation)
     for x in self.module.computations[computation]:
       self.phase = phase_of(x) or self.phase
-      if x.op == 'while' and _CHOSEN.search(x.path):  # the first stands for all of its choice
-        self._branch(choices.get(x.name, []))
-      elif x.op == 'while':
-        for _ in range(self.module.trips(x, self.unknown)):
+      if x.name in choices:
+        self._branch(choices[x.name])
+      elif x.op == 'while':  # of a choice the first loop has stood for all
+        for _ in range(0 if _CHOSEN.search(x.path) else self.module.trips(x, self.unknown)):
           self.run(x.called['body'][0])
       elif x.op in ('call', 'conditional'):
         self._branch([name for names in x.called.values() for name in names])
@@ -153,8 +153,7 @@ class _Timeline:
       line.started, line.time, line.core, line.bytes = map(copy.copy, parts)
       line.run(name)
       lines.append(line)
-    if lines:
-      self.__dict__.update(self.choose(lines, key=lambda line: line.now).__dict__)
+    self.__dict__.update(self.choose(lines, key=lambda line: line.now).__dict__)
 
   def _move(self, size: float) -> float:
     """Queue bytes; return when they have moved."""

@@ -83,6 +83,8 @@ def test_what_is_no_sampler_is_refused():
     speccascade.check_sampler(arg_max_draft)
   with pytest.raises(ValueError, match=r'called with \(q, p, rng\), .* without --drafts'):
     speccascade.check_sampler(right, drafts=True)
+  with pytest.raises(ValueError, match='truth value'):  # a function in C, which does not tell what it takes, is called
+    speccascade.check_sampler(min)
   with pytest.raises(ValueError, match="rng='dice'"):
     speccascade.check_sampler(right, rng='dice')
 

@@ -449,8 +449,10 @@ def test_a_network_of_ones_own_is_read_by_the_names_that_are_declared(tmp_path):
   make = lambda config, *, eos_ids, **_: Bigram(config['vocab_size'], eos_ids)
   checkpoints.family('bigram', network=make, names={'head': 'out'})
   tensors = {'out.weight': np.arange(15, dtype=np.float32).reshape(5, 3), 'out.bias': np.ones(5, np.float32)}
-  _save(tmp_path, {'model_type': 'bigram', 'vocab_size': 5, 'eos_token_id': 4}, tensors)
+  config = {'model_type': 'bigram', 'vocab_size': 5, 'eos_token_id': 4, 'architectures': ['MedusaOfOurs']}
+  _save(tmp_path, config, tensors)
   model = checkpoints.load(tmp_path, scan=True)
+  assert hf.network_of(tmp_path / 'config.json') == model.network
   assert model.network == Bigram(5, (4,))
   assert_equal(model.params, {'head': {'kernel': tensors['out.weight'].T, 'bias': tensors['out.bias']}})
 

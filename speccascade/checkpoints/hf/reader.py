@@ -45,15 +45,14 @@ def read(
   folder = Path(path)
   how = dict(dtype=dtype, quantised=quantised, mesh=mesh, rules=rules)
   config = read_json(folder / 'config.json')
-  of_user = config.get('model_type') in [*FAMILIES.keys() - OWN]
   with errors_of(folder / 'config.json'):
-    if head := None if of_user else heads.kind(config):
+    if head := _head(config):
       return heads.read(folder, config, _stored(folder), head, **how)
     family = settings(config).family
     eos_ids = (generation_config(folder) or {}).get('eos_token_id')
     network = network_from_config(config, eos_ids=eos_ids, scan=scan)
   tensors = _stored(folder)
-  if 'fc.weight' in tensors and not of_user:
+  if 'fc.weight' in tensors and not _is_of_user(config):
     return heads.read(folder, config, tensors, 'eagle', **how)
   tensors = {names.canonical(family, name): tensor for name, tensor in tensors.items()}
   entries = names.entries(family, network)
@@ -82,6 +81,16 @@ def read_mtp(path, *, scan: bool = False, **how: Any) -> tuple[Network, Params]:
     return heads.read_mtp(folder, config, _stored(folder), **how)
 
 
+def _is_of_user(config: dict) -> bool:
+  """Tell whether a config.json is of a family that a user has declared."""
+  return config.get('model_type') in [*FAMILIES.keys() - OWN]
+
+
+def _head(config: dict) -> str | None:
+  """Return which head a config.json describes, as `heads.kind` does; a family of a user's is none."""
+  return None if _is_of_user(config) else heads.kind(config)
+
+
 def _with_head(network: Network, tied: bool) -> Network:
   """Return a network whose head is the embedding, or is not."""
   if network.tied == tied:
@@ -93,7 +102,7 @@ def network_of(file: Path, **settings) -> Network:
   """Return the network that a config.json describes; `settings` are those of `network_from_config`."""
   config = read_json(file)
   with errors_of(file):
-    if head := heads.kind(config):
+    if head := _head(config):
       raise ValueError(
         f'it describes a head ({head}) and no model: give its checkpoint, as --head where a command has it'
       )
