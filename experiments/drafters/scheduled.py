@@ -67,8 +67,7 @@ class Costs:
   def latency(self, block: int) -> verification.Latency:
     """Return what `Goodput` decides by: the totals that the loop packs to."""
     b = self.batch
-    packs = b > 1 and b * (block + 1) >= backends.TPU.pack_from
-    widths = packing.fine_widths(block + 1) if packs else [block + 1]
+    widths = backends.TPU().window_widths(b, packing.fine_widths(block + 1))
     times = {b: {b * n: self.verifier.seconds(b, n) for n in widths}}
     return verification.Latency.of(times, {b: (self.drafting(block + 1, block + 1) / (block + 1), 0, 0)})
 

@@ -34,12 +34,8 @@ class Trio:
   def profile(self, observed: plans.Profile, batch: int, block: int) -> plans.Profile:
     """Return a profile with the samples of another and the times of these models at a batch size."""
     most = batch * (block + 1)
-    if self.any_total:
-      totals = range(batch, most + 1)
-    elif most >= backends.TPU.pack_from:
-      totals = [batch * n for n in packing.fine_widths(block + 1)]
-    else:
-      totals = [most]
+    packed = [batch * n for n in backends.TPU().window_widths(batch, packing.fine_widths(block + 1))]
+    totals = range(batch, most + 1) if self.any_total else packed
     times = {batch: {n: self.verifier.seconds(batch, n / batch) for n in totals}}
     steps = self.draft.seconds(batch, 1), self.companion.seconds(batch, block), self.verifier.seconds(batch, 1), 0.0
     return plans.Profile.of(observed.table, observed.origin, observed.samples, times, {batch: steps})

@@ -4,7 +4,7 @@ Axis letters: B batch, L new tokens, T slots, E embedding, H heads, K key-value 
 D head dimension, N layers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import math
 from typing import Any, NamedTuple
@@ -82,6 +82,10 @@ class Backend:
   def for_slot(self, slot: int) -> 'Backend':
     """Return the backend for the network in a slot of the program's method."""
     return self if self.layout is None else dataclasses.replace(self, layout=self.layout.only([slot]))
+
+  def window_widths(self, rows: int, widths: Sequence[int]) -> Sequence[int]:
+    """Return which of the ascending widths of a window are compiled: all, or the widest where others gain nothing."""
+    return widths if rows * widths[-1] >= self.pack_from else widths[-1:]
 
   # ---- parameters ----
 

@@ -101,8 +101,7 @@ class Score(Phase):
     rows = need.shape[0]
     m = self.model
     widest = self.widths[-1]
-    # Each width is a branch of the program. Where a backend gains nothing by fewer tokens, the widest is the only one.
-    sizes = self.widths if rows * widest >= context.backend.pack_from else (widest,)
+    sizes = context.backend.window_widths(rows, self.widths)  # each is a branch of the program
     packs = len(sizes) > 1 and 1 < rows <= MOST and context.packs[m]
     widths = jnp.array(sizes, jnp.int32)
     # A window is as wide as the row that needs most; packed tokens are as many as the rows need together.

@@ -179,9 +179,9 @@ def _timers(models: Sequence[Model], width: int, rows: int, source: int, tokens:
   last = len(models) - 1
   made = {'draft': of(0, 1), 'alone': of(last, 1), rows * width: of(last, width)}
   made |= {'companion': of(1, width)} if last == 2 else {}
-  if rows * width >= backends.backend_for(models[last].params).pack_from:
-    for n in packing.fine_widths(width)[:-1]:
-      made[rows * n] = of(last, n) if rows == 1 else of(last, width, total=rows * n)
+  backend = backends.backend_for(models[last].params)
+  for n in backend.window_widths(rows, packing.fine_widths(width))[:-1]:
+    made[rows * n] = of(last, n) if rows == 1 else of(last, width, total=rows * n)
   with concurrent.futures.ThreadPoolExecutor(multihost.threads()) as pool:  # they compile side by side
     return dict(zip(made, pool.map(lambda make: make(), made.values()), strict=True))
 
