@@ -163,9 +163,11 @@ class Layer(nn.Module):
     if self.relative:
       self.relpos_bias = self.relative()
 
-  def __call__(self, x: Array, cache: Cache, number: Array | int, view: View, angles) -> tuple[Array, Cache]:
+  def __call__(
+    self, x: Array, cache: Cache, number: Array | int, view: View, angles, bias: Array | None = None
+  ) -> tuple[Array, Cache]:
     """Return what the layer makes of x [B, L, E], and the cache with its keys and values."""
-    y, cache = self.attention.extend(self._enter(x, 'attention'), cache, number, view, rope=angles)
+    y, cache = self.attention.extend(self._enter(x, 'attention'), cache, number, view, bias, angles)
     return self._finish(x, y), cache
 
   def read(self, x: Array, view: View, angles) -> tuple[Array, cache_lib.Entry]:

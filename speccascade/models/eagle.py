@@ -1,10 +1,11 @@
-"""Heads of one layer that draft token by token: EAGLE-1 (Li et al. 2024), EAGLE-3 (Li et al. 2025), MTP.
+"""Heads of few layers on hidden states: EAGLE-1 (Li et al. 2024), EAGLE-3 (Li et al. 2025), P-EAGLE (2026), MTP.
 
 Row p joins the feature of position p - 1 with the token at p. Row 0 has no feature: it is never attended to.
 
 * EAGLE-1: x = fc [e; f], a layer without an input norm. f is what the verifier's head reads, and so is the result.
 * EAGLE-3: g = fc [three states]. The layer reads [norm e; norm g] and adds to g. It has a norm and a head of its own,
   perhaps over a part of the vocabulary.
+* P-EAGLE: EAGLE-3 that drafts in one pass, behind masks, which have a learned feature; more layers follow the first.
 * MTP: x = fc [norm b; norm e], a layer as the verifier's, a norm of its own. b is the last state before the final norm.
 
 Axis letters: B batch, L new tokens, T slots, E embedding, V vocabulary, D draft vocabulary.
@@ -21,7 +22,7 @@ from speccascade.models import cache as cache_lib
 from speccascade.models import layers as blocks
 from speccascade.models import rope as rope_lib
 from speccascade.models.base import Base
-from speccascade.models.decoder import attention_of, DecoderConfig, norm_of
+from speccascade.models.decoder import attention_of, DecoderConfig, Layer, norm_of
 from speccascade.models.hidden import Head, Reading
 from speccascade.types import Array, Cache, Params
 
@@ -34,7 +35,7 @@ class HeadConfig:
 
   Attributes:
     kind: 'eagle', 'eagle3' or 'mtp'.
-    layer: Sizes of its layer, whose vocabulary is the verifier's.
+    layer: Sizes of its layers, whose vocabulary is the verifier's.
     kept: Which states of the verifier it reads, as `layers.kept_states` has them; () is EAGLE-3's choice by its depth.
     states: How many they are.
     fc_bias: Whether what joins features and tokens has a bias.
@@ -45,6 +46,7 @@ class HeadConfig:
     norms_output: Whether EAGLE-3's next row reads the normed result.
     norms_states: 'each', 'all' or '' for none: which states EAGLE-3 norms before it joins them.
     token_first: Whether MTP joins the token before the feature.
+    mask_token: The id behind which P-EAGLE drafts; None for a head that drafts token by token.
   """
 
   kind: str
@@ -59,6 +61,7 @@ class HeadConfig:
   norms_output: bool = False
   norms_states: str = ''
   token_first: bool = False
+  mask_token: int | None = None
 
   tied = False
 
@@ -69,7 +72,7 @@ class HeadConfig:
 
 
 class EagleModule(nn.Module):
-  """What joins features and tokens, one layer, and what follows it."""
+  """What joins features and tokens, a layer that reads both, more layers, and what follows them."""
 
   config: HeadConfig
   dtype: str
@@ -83,6 +86,10 @@ class EagleModule(nn.Module):
     self.attention = attention_of(c, self.dtype, self.backend)
     self.mlp = blocks.Mlp(c.mlp_dim, c.activation, c.gated, c.mlp_bias, self.dtype, self.backend)
     self.pre_mlp_layer_norm = norm()
+    self.layers = [Layer(c, self.dtype, self.backend) for _ in c.spans[1:]]
+    if head.mask_token is not None:
+      init = nn.with_logical_partitioning(nn.initializers.normal(1.0), ('table',))
+      self.mask_hidden = self.param('mask_hidden', init, (head.states * (head.target_dim or c.embed_dim),), self.dtype)
     if head.kind != 'eagle':
       self.token_norm, self.feature_norm, self.final_norm = norm(), norm(), norm()
     if head.kind == 'mtp':
@@ -108,11 +115,17 @@ class EagleModule(nn.Module):
       states = jnp.concatenate([norm(part) for norm, part in zip(self.states_norms, parts, strict=True)], -1)
     return self.fc(states)
 
+  def masked(self, features: Array, masks: Array) -> Array:
+    """Return features [B, L, E], of those that are masks [B, L] what is learned."""
+    return jnp.where(masks[..., None], self.features(self.mask_hidden[None, None]), features)
+
   def __call__(self, cache: Cache, tokens: Array, embedded: Array, features: Array, positions: Array) -> tuple:
     """Return what the head reads [B, L, E], the features [B, L, E] of these positions, and the cache."""
     c, head = self.config.layer, self.config
     e = self.token_embedder(tokens) if head.own_embedding else embedded
     e, g = (x.astype(self.dtype) for x in (e, features))
+    if head.mask_token is not None:
+      g = self.masked(g, tokens == head.mask_token)
     if head.kind == 'eagle':
       x = inside = self.fc(jnp.concatenate([e, g], -1))
     elif head.kind == 'eagle3':
@@ -130,6 +143,8 @@ class EagleModule(nn.Module):
     y, cache = self.attention.extend(inside, cache, 0, View(positions, c.spans[0].window), bias, angles)
     x = x + y
     x = x + self.mlp(self.pre_mlp_layer_norm(x))
+    for i, layer in enumerate(self.layers, 1):
+      x, cache = layer(x, cache, i, View(positions, c.spans[i].window), angles, bias)
     normed = x if head.kind == 'eagle' else self.final_norm(x)
     return normed, (normed if head.norms_output else x), cache
 
@@ -155,6 +170,9 @@ class Eagle(Head):
   config: HeadConfig
   dtype: str = 'float32'
 
+  def __post_init__(self):
+    object.__setattr__(self, 'mask_token', self.config.mask_token)
+
   def fitted(self, verifier: Base) -> 'Eagle':
     if self.kept:
       return self
@@ -175,7 +193,7 @@ class Eagle(Head):
 
   def empty(self, params: Params, batch: int, slots: int) -> Cache:
     c = self.config.layer
-    return cache_lib.empty(self.backend, 1, batch, c.kv_heads, slots, c.head_dim, self.dtype, False)
+    return cache_lib.empty(self.backend, len(c.spans), batch, c.kv_heads, slots, c.head_dim, self.dtype, False)
 
   def lacks(self, params: Params) -> Array | None:
     return params['write'] < 0 if self.config.draft_vocab else None
@@ -183,6 +201,7 @@ class Eagle(Head):
   def step(self, params: Params, cache: Cache, read: Reading) -> tuple[Array, Array, Cache]:
     args = cache, read.tokens, read.embedded(), read.features, read.positions
     x, features, cache = self.module.apply({'params': params}, *args)
+    features = features if self.mask_token is None else None  # all that it reads is the verifier's
     if not self.own_scores:
       return read.scores(x), features, cache
     logits = self.module.apply({'params': params}, x, method='scores')

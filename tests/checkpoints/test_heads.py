@@ -75,6 +75,15 @@ def speculators(folder):
   return saved(folder, inner | ids, tensors)[0], tensors, config | ids
 
 
+def p_eagle(folder, drafted=DRAFTED):
+  """Return EAGLE-3's folder with a second layer, an embedding of its own and what stands for a mask's features."""
+  _, tensors, config = eagle_3(folder, 'layers.0.', drafted)
+  more = layer_shapes('layers.1.', E) | {'layers.1.input_layernorm.weight': (E,), 'mask_hidden': (1, 1, 3 * E)}
+  tensors |= tensors_of(more | {'embed_tokens.weight': (V, E)}, seed=1)
+  own = {'architectures': ['PEagleDraftModel'], 'num_hidden_layers': 2, 'mask_token_id': 10}
+  return saved(folder, config | own, tensors)
+
+
 def medusa(folder, scores=True, depth=2):
   shapes = {}
   for k in range(3):
@@ -129,6 +138,7 @@ FORMATS = {
   'EAGLE-3': eagle_3,
   'EAGLE-3 of all tokens': functools.partial(eagle_3, drafted=V),
   'EAGLE-3, speculators': speculators,
+  'P-EAGLE': p_eagle,
   'DFlash': dflash,
   'DSpark': dspark,
   'Medusa': medusa,
@@ -217,6 +227,21 @@ def chain(name, t, config, tokens, drafts):
     features.append(y[-1])
     e.append(table[logits.argmax()])
   return np.array(out)
+
+
+def behind_masks(t, tokens, drafts):
+  """Return the logits [drafts, V] of P-EAGLE after a text."""
+  t = {k: np.float64(x) for k, x in t.items()}
+  entering = states(tokens)[1]
+  read = np.concatenate([entering[:-1, j] for j in (2, 3, 3)], -1)
+  g = np.concatenate([read, *[t['mask_hidden'][0]] * (drafts - 1)]) @ t['fc.weight'].T
+  e = t['embed_tokens.weight'][[*tokens[1:], *[10] * (drafts - 1)]]
+  both = norm(e, t['layers.0.input_layernorm.weight']), norm(g, t['layers.0.hidden_norm.weight'])
+  y = mlp(t, 'layers.0.', g + attention(t, 'layers.0.', np.concatenate(both, -1)))
+  y = mlp(t, 'layers.1.', y + attention(t, 'layers.1.', norm(y, t['layers.1.input_layernorm.weight'])))
+  logits = np.full((drafts, V), -np.inf)
+  logits[:, np.arange(DRAFTED) + t['d2t'].astype(int)] = norm(y[-drafts:], t['norm.weight']) @ t['lm_head.weight'].T
+  return logits
 
 
 def mtp_chain(t, tokens, drafts):
@@ -357,6 +382,28 @@ def test_a_block_is_filled_as_its_authors_code_does(tmp_path):
   assert np.isneginf(logits[0, 5]).all()
 
 
+def test_p_eagle_drafts_behind_masks_as_its_authors_code_does(tmp_path):
+  path, tensors, config = p_eagle(tmp_path / 'head')
+  drafter, large = models.beside(speccascade.load(path), verifier())
+  params, pair = drafter.params, drafter.network
+  text, mask = [1, 2, 3, 4, 5, 6, 7, 8, 3], 10
+  at = lambda start, count: start + jnp.arange(count)[None]
+  cache = large.network.prefill(params, speccascade.types.Prompt(jnp.array([text[:5]]), jnp.array([4])), 24)
+  _, cache = large.network.extend(params, cache, jnp.array([[4, 5, 6, 9]]), at(3, 4))  # of which the last is dropped
+  first, cache = pair.extend(params, cache, jnp.array([[4, mask, mask]]), at(3, 3))
+  again, cache = pair.extend(params, cache, jnp.array([[5, 6, mask, mask]]), at(4, 4))
+  np.testing.assert_allclose(first[0], behind_masks(tensors, text[:4], 3), atol=2e-4)
+  np.testing.assert_allclose(again[0, 1:], behind_masks(tensors, text[:6], 3), atol=2e-4)
+  for change, message in ({'mask_token_id': None}, "needs 'mask_token_id'"), ({'mask_token_id': 11}, 'is 11'):
+    saved(path, config | change, tensors)
+    with pytest.raises(ValueError, match=message):
+      speccascade.load(path)
+  del tensors['mask_hidden']
+  saved(path, config, tensors)
+  with pytest.raises(ValueError, match='mask_hidden'):
+    speccascade.load(path)
+
+
 def test_a_markov_head_corrects_each_token_by_the_one_before_it(tmp_path):
   path, tensors, _ = dspark(tmp_path / 'head')
   head, large = speccascade.load(path), verifier()
@@ -458,9 +505,9 @@ def test_a_damaged_head_is_named(tmp_path, change):
   elif change == 'ids':
     tensors['d2t'] = tensors['d2t'][::-1].copy()
   else:
-    config |= {'architectures': ['PEagleDraftModel']}
+    config |= {'architectures': ['HydraModel']}
   saved(path, config, tensors)
-  message = {'missing': 'hidden_norm', 'shape': 'lm_head', 'ids': 'd2t', 'other head': 'peagle'}[change]
+  message = {'missing': 'hidden_norm', 'shape': 'lm_head', 'ids': 'd2t', 'other head': 'Hydra'}[change]
   with pytest.raises(ValueError, match=message):
     speccascade.load(path)
 

@@ -1,4 +1,4 @@
-"""Published heads: EAGLE-1, EAGLE-3, MTP, Medusa, DFlash and DSpark, by what their folders have.
+"""Published heads: EAGLE-1, EAGLE-3, P-EAGLE, MTP, Medusa, DFlash and DSpark, by what their folders have.
 
 A head has no embedding and often no scores of its own: `models.beside(head, verifier)` puts it beside its verifier.
 """
@@ -21,7 +21,6 @@ from speccascade.models.hidden import Head
 from speccascade.models.medusa import Medusa, MedusaConfig
 from speccascade.types import Params
 
-_OTHERS = ('hydra', 'peagle')
 _LAYER = {  # our modules, by the names behind the layer's prefix
   'attention.query': 'self_attn.q_proj',
   'attention.key': 'self_attn.k_proj',
@@ -36,6 +35,7 @@ _LAYER = {  # our modules, by the names behind the layer's prefix
   'token_norm': 'input_layernorm',
   'feature_norm': 'hidden_norm',
 }
+_PLAIN = _LAYER | {'pre_attention_layer_norm': 'input_layernorm'}  # of a layer that reads no features
 _MTP = {  # of MiMo
   **_LAYER,
   'fc': 'input_proj',
@@ -60,13 +60,13 @@ def kind(config: Mapping) -> str | None:
     ValueError: It is a head that is not read.
   """
   words = _words(config)
-  if other := next((name for name in _OTHERS if name in words), None):
-    raise ValueError(f'config.json: a head of {other}, and EAGLE, Medusa and DFlash are read: draft with one of them')
+  if 'hydra' in words:
+    raise ValueError('config.json: a head of Hydra, and EAGLE, Medusa and DFlash are read: draft with one of them')
   if 'dflash' in words or 'dspark' in words:
     return 'dflash'
   if 'medusa_num_heads' in config or 'medusa' in words:
     return 'medusa'
-  if 'eagle3' in words or 'draft_vocab_size' in config:
+  if 'eagle3' in words or 'peagle' in words or 'draft_vocab_size' in config:
     return 'eagle3'
   return 'eagle' if 'eagle' in words else None
 
@@ -116,8 +116,9 @@ def _eagle(config: Mapping, tensors: dict[str, Tensor], found: str) -> tuple[Eag
   if 'fc.weight' not in tensors:
     raise ValueError(f"the head has no tensor 'fc.weight': {AGAIN}")
   inner = dict(config.get('transformer_layer_config') or config)
-  one = {'num_hidden_layers': 1, 'tie_word_embeddings': False, 'layer_types': None}
-  layer = network_from_config(inner | one | {'model_type': inner.get('model_type', 'llama')}).config
+  deep = max(int(m[1]) for m in (re.match(r'layers\.(\d+)\.', n) for n in [*tensors, 'layers.0.']) if m)
+  sizes = {'num_hidden_layers': deep + 1, 'tie_word_embeddings': False, 'layer_types': None}
+  layer = network_from_config(inner | sizes | {'model_type': inner.get('model_type', 'llama')}).config
   prefix = 'midlayer.' if any(name.startswith('midlayer.') for name in tensors) else 'layers.0.'
   third = found == 'eagle3'
   drafted = config.get('draft_vocab_size') or layer.vocab_size
@@ -134,16 +135,23 @@ def _eagle(config: Mapping, tensors: dict[str, Tensor], found: str) -> tuple[Eag
     norms_residual=bool(config.get('norm_before_residual', False)),
     norms_output=bool(config.get('norm_output', False)) and 'speculators_model_type' in config,
     norms_states='each' if each else 'all' if 'input_norm.weight' in tensors else '',
+    mask_token=_mask_token(config, layer.vocab_size) if 'mask_hidden' in tensors else None,
   )
   tensors = {name: x for name, x in tensors.items() if name != 't2d'}
   if (offsets := tensors.pop('d2t', None)) is not None and head.draft_vocab:
     tensors['d2t'] = stored.in_memory(offsets.file, 'd2t', _numbers(offsets, head))
+  if (masked := tensors.get('mask_hidden')) is not None:
+    tensors['mask_hidden'] = stored.in_memory(masked.file, 'mask_hidden', masked.read().reshape(-1))
+  elif 'peagle' in _words(config):
+    raise ValueError(f"the head of P-EAGLE has no tensor 'mask_hidden': {AGAIN}")
   if not third:
     tensors.pop('lm_head.weight', None)  # the verifier's
 
   def locate(module: str, leaf: str) -> dict[str, Any]:
-    if leaf == 'write':
-      return {'source': 'd2t'}
+    if leaf in ('write', 'mask_hidden'):
+      return {'source': 'd2t' if leaf == 'write' else leaf}
+    if stack := re.match(r'layers_(\d+)\.', module):
+      return _stored_as(f'layers.{int(stack[1]) + 1}.{_PLAIN[module[stack.end() :]]}', leaf)
     source = prefix + _LAYER[module] if module in _LAYER else _AROUND.get(module)
     source = source or re.sub(r'states_norms_(\d+)', r'fc_norm.\1', module)
     return _stored_as(source, leaf)
@@ -193,6 +201,16 @@ def _kept(config: Mapping, shape: tuple[int, ...], size: int) -> tuple[int, ...]
   return tuple(ids)
 
 
+def _mask_token(config: Mapping, vocab: int) -> int:
+  """Return the id of the masks behind which P-EAGLE drafts."""
+  key = next((key for key in ('mask_token_id', 'ptd_token_id', 'pard_token') if config.get(key) is not None), None)
+  if key is None:
+    raise ValueError(f"config.json: a head of P-EAGLE needs 'mask_token_id', a number: {AGAIN}")
+  if type(config[key]) is not int or not 0 <= config[key] < vocab:
+    raise ValueError(f'config.json: {key!r} is {config[key]!r}, which is no token id: correct it')
+  return config[key]
+
+
 def _dflash(config: Mapping, tensors: dict[str, Tensor], _: str) -> tuple[DFlash, Callable, dict[str, Tensor]]:
   """Return DFlash's head, where its parameters are stored, and the tensors that are read."""
   inner = dict(config.get('transformer_layer_config') or config)
@@ -215,11 +233,10 @@ def _dflash(config: Mapping, tensors: dict[str, Tensor], _: str) -> tuple[DFlash
   tensors = {name: x for name, x in tensors.items() if name not in of_verifier and 'confidence_head' not in name}
   around = {'fc': 'fc', 'feature_norm': 'hidden_norm', 'final_norm': 'norm'}
   around |= {'markov_embedder': 'markov_head.markov_w1', 'markov_dense': 'markov_head.markov_w2'}
-  inside = _LAYER | {'pre_attention_layer_norm': 'input_layernorm'}
 
   def locate(module: str, leaf: str) -> dict[str, Any]:
     stack, _, name = module.partition('.')
-    source = around.get(module) or f'layers.{stack.removeprefix("layers_")}.{inside[name]}'
+    source = around.get(module) or f'layers.{stack.removeprefix("layers_")}.{_PLAIN[name]}'
     return _stored_as(source, leaf)
 
   return head, locate, tensors
