@@ -4,6 +4,7 @@ python experiments/drafters/compiled_rounds.py [--pair t5_small_xl] [--batches 1
 """
 
 import argparse
+import dataclasses
 import sys
 
 import jax
@@ -23,9 +24,11 @@ def drafters(small: Model, large: Model) -> dict[str, list[Model]]:
   network = large.network
   c, depth = network.config, network.depth
   layer = DecoderConfig(c.vocab_size, c.embed_dim, *network.head_counts, c.head_dim, c.mlp_dim, (Span(),))
+  third = HeadConfig('eagle3', layer, (2, depth // 2, depth - 3), states=3)
   heads = {
     'EAGLE-1': Eagle(HeadConfig('eagle', layer, (-1,)), 'bfloat16'),
-    'EAGLE-3': Eagle(HeadConfig('eagle3', layer, (2, depth // 2, depth - 3), states=3), 'bfloat16'),
+    'EAGLE-3': Eagle(third, 'bfloat16'),
+    'P-EAGLE': Eagle(dataclasses.replace(third, mask_token=3, own_embedding=True), 'bfloat16'),
     'Medusa': Medusa(MedusaConfig(c.embed_dim, c.vocab_size, 5, own_scores=False), 'bfloat16'),
   }
   return {

@@ -4,7 +4,7 @@ A drafter of several tokens is asked for more than the next one, as in a round o
 shared out among chains of γ - 1 tokens, whose offset changes from batch to batch, so that in each step every token is
 drafted at one depth, next to the first token of a draft, which is drafted everywhere. The weights fall with the depth.
 
-  one pass   a chain is masks behind the text (PARD, An et al. 2025)
+  one pass   a chain is masks behind the text (PARD, An et al. 2025), also of a head (P-EAGLE)
   EAGLE      a chain goes on with the head's own features, as training-time test of EAGLE-3 (Li et al. 2025) does
   Medusa     every head drafts from every position; there is no chain
 
@@ -169,14 +169,18 @@ def _masked(network: Network, params: Params, batch: Batch, drafting: Drafting) 
   text = _read(network, params, batch, drafting.depth)
   first, at = _chains(text, batch, drafting)
   rows, chains, n = at.shape
-  positions = (first[..., None] + 1 + jnp.arange(n)[None, None]).reshape(-1, n)
-  masks = jnp.full_like(positions, network.mask_token)
-  logits, _ = network.extend(params, _repeated(text.cache, rows, chains), masks, positions)
+  logits, _ = network.extend(params, _repeated(text.cache, rows, chains), *_masks(network, first, n))
   return _joined(text.logits, logits.reshape(rows, chains * n, -1), at, batch, drafting)
 
 
+def _masks(network: Network, first: Array, n: int) -> tuple[Array, Array]:
+  """Return the masks [B·A, n] of chains behind slots [B, A], and their positions."""
+  positions = (first[..., None] + 1 + jnp.arange(n)[None, None]).reshape(-1, n)
+  return jnp.full_like(positions, network.mask_token), positions
+
+
 def _chained(head: Head, params: Params, batch: Batch, verifier: Model, drafting: Drafting) -> Forced:
-  """Return what a head says, after the verifier's features and in chains after its own."""
+  """Return what a head says, after the verifier's features and in chains after its own, or of masks."""
   text = _read(verifier.network, verifier.params, batch, kept=head.kept)
   features = head.features(params, text.states)
   rows = batch.target.shape[0]
@@ -188,7 +192,13 @@ def _chained(head: Head, params: Params, batch: Batch, verifier: Model, drafting
   logits, own, cache = step(cache, text.tokens, text.positions, shifted(features))
   first, at = _chains(text, batch, drafting)
   chains, n = at.shape[1:]
-  cache, x = _repeated(cache, rows, chains), take(own, first)
+  cache = _repeated(cache, rows, chains)
+  if head.mask_token is not None:
+    masks = _masks(head, first, n)
+    drafted, _, _ = step(cache, *masks, jnp.zeros((*masks[0].shape, features.shape[-1]), features.dtype))
+    result = _joined(take(logits, text.slots), drafted.reshape(rows, chains * n, -1), at, batch, drafting)
+    return result.replace(taught=text.logits)
+  x = take(own, first)
   drafted, made = [], []
   for j in range(1, n + 1):
     tokens = take(text.tokens, first + j)

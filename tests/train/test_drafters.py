@@ -29,11 +29,13 @@ from speccascade.types import Model, Prompt
 
 FOLDER = pathlib.Path(__file__).parents[2] / 'gin_configs' / 'train'
 LAYER = DecoderConfig(12, 16, 2, 2, 8, 32, (Span(),))
+TWO = dataclasses.replace(LAYER, spans=(Span(), Span()))
 VERIFIERS = {'t5': T5_NET, 'decoder': DECODER}
 MASK = 11
 HEADS = {
   'eagle': Eagle(HeadConfig('eagle', LAYER, (-1,))),
   'eagle3': Eagle(HeadConfig('eagle3', LAYER, (0, 1, -1), states=3)),
+  'p-eagle': Eagle(HeadConfig('eagle3', TWO, (0, 1, -1), 3, mask_token=MASK)),
   'mtp': Eagle(HeadConfig('mtp', LAYER, (1,))),
   'medusa': Medusa(MedusaConfig(16, 12, 3, own_scores=False)),
   'medusa with its own scores': Medusa(MedusaConfig(16, 12, 3)),
@@ -192,12 +194,13 @@ def test_what_cannot_be_trained_is_named(tmp_path):
       Drafting(**wrong)
 
 
-def test_the_configs_have_the_three_drafters():
+def test_the_configs_have_the_drafters():
   names = 'TEACHER', 'TOKENIZER', 'SOURCE', 'TARGET', 'START'
   given = [f'{name} = "x"' for name in names]
-  one_pass, eagle, medusa = jobs.read([str(FOLDER / 'drafters.gin')], [*given, 'MASK_TOKEN = 7', 'HEADS = 4'])
+  one_pass, eagle, p_eagle, medusa = jobs.read([str(FOLDER / 'drafters.gin')], [*given, 'MASK_TOKEN = 7', 'HEADS = 4'])
   assert (one_pass.mask_token, one_pass.start, one_pass.network) == (7, 'x', None)
   assert isinstance(eagle.network, Eagle) and eagle.network.config.layer.heads == 4
+  assert p_eagle.network.mask_token == 7 and p_eagle.settings.drafting.features == 0
   assert isinstance(medusa.network, Medusa) and medusa.teacher == eagle.teacher == 'x'
   assert eagle.settings.drafting.features == 10 and medusa.settings.drafting.features == 0
   with pytest.raises(RunError, match='TEACHER'):
