@@ -26,7 +26,7 @@ from speccascade.models import layerskip, ngram
 BLOCK = 5
 PAIRS = {'multi30k': ('t5_multi30k', 'small', 'large'), 'sums': ('llama_sums', 'draft', 'target')}
 NEW = {'multi30k': 48, 'sums': 80}
-DRAFTERS = 'small', 'one_pass', 'eagle', 'medusa', 'layer_skip', 'lookup'
+DRAFTERS = 'small', 'one_pass', 'eagle', 'p_eagle', 'medusa', 'layer_skip', 'lookup'
 SAMPLERS = {'T=0': Sampler(0.0), 'T=1': Sampler(1.0), 'coupled': Sampler(1.0, coupling='gumbel')}
 
 
