@@ -1,8 +1,8 @@
-"""Load a checkpoint onto a mesh of 8 devices, in one process or one of two, and say what was read and what it took.
+"""Load a checkpoint onto meshes of 8 devices, in one process or one of two, and say what was read and what it took.
 
-python tests/backends/mesh_load.py PATH DATAxMODEL [scan | both] [int8] [PROCESS PORT]
+python tests/backends/mesh_load.py PATH DATAxMODEL:DTYPE[:scan] … [PROCESS PORT]
 
-It prints a line for each form of the layers, of which `both` are one after the other.
+It prints a line for each case.
 """
 
 import json
@@ -10,10 +10,9 @@ import os
 import resource
 import sys
 
-PATH, SHAPE, *REST = sys.argv[1:]
-SCANS = [False, True] if 'both' in REST else ['scan' in REST]
-DTYPE = 'int8' if 'int8' in REST else 'float32'
-REST = [a for a in REST if a not in ('scan', 'both', 'int8')]
+PATH, *REST = sys.argv[1:]
+CASES = [arg.split(':') for arg in REST if ':' in arg]
+REST = REST[len(CASES) :]
 COUNT = 4 if REST else 8
 os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count={COUNT}'
 
@@ -62,12 +61,13 @@ def by_path(model) -> dict[str, jax.Array]:
   return {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(model.params)}
 
 
-def measured(mesh: jax.sharding.Mesh, scan: bool) -> dict:
+def measured(shape: str, dtype: str, scan: str = '') -> dict:
   """Return what was read of the checkpoint, what is held of it and what that took."""
-  alone = None if REST else by_path(load(PATH, dtype=DTYPE, scan=scan))
+  mesh = sharding.mesh(dict(zip(('data', 'model'), map(int, shape.split('x')), strict=True)))
+  alone = None if REST else by_path(load(PATH, dtype=dtype, scan=bool(scan)))
   TAKEN.clear()
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  model = load(PATH, dtype=DTYPE, scan=scan, mesh=mesh, rules='sharded')
+  model = load(PATH, dtype=dtype, scan=bool(scan), mesh=mesh, rules='sharded')
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
   leaves = by_path(model)
   return {
@@ -88,6 +88,5 @@ if __name__ == '__main__':
   if REST:
     jax.distributed.initialize(f'localhost:{REST[1]}', 2, int(REST[0]))
   watch()
-  lying = sharding.mesh(dict(zip(('data', 'model'), map(int, SHAPE.split('x')), strict=True)))
-  for each in SCANS:
-    print(json.dumps(measured(lying, each)), flush=True)
+  for each in CASES:
+    print(json.dumps(measured(*each)), flush=True)

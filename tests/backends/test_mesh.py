@@ -61,25 +61,39 @@ def check(*groups: list[str], accepts: bool = True, others: tuple[str, ...] = ()
 
 
 def test_a_mesh_decodes_what_one_device_decodes():
-  cases = ['t5:speculative:1:2x4:batch', 'decoder:opt:0:4x2:queue:distributions', 'decoder:opt:1:2x1/1x4:queue']
-  listed, apart = check(cases, others=('listed', 'apart'))
+  halves = 'decoder:opt:1:2x1/1x4:queue:gumbel'
+  cases = ['t5:speculative:1:2x4:batch', 'decoder of int8:opt:0:4x2:queue:distributions', halves]
+  listed, apart, head = check(cases, others=('listed', 'apart', 'refused'))
   assert listed == {'shards': 8, 'same': True}  # a network whose parameters are no dict
   assert apart['error'].startswith('s and l do not lie on the same mesh: load both with one mesh=…')
+  assert head == {'error': 'head reads the states of l: load both with one mesh=….'}
 
 
 @pytest.mark.full
-def test_phases_of_each_kind_and_drafters_of_another_are_the_same_on_a_mesh():
-  names = ['cos of three', 'block verification', 'bild', 'sv']
-  phases = [f'{("t5", "decoder")[i % 2]}:{name}:{i // 2}:{MESHES[i]}:queue' for i, name in enumerate(names)]
-  check(phases, ['decoder:head:1:2x4:batch', 't5:one pass:0:4x2:queue'])
+def test_experts_turns_packed_windows_and_a_kernel_for_the_heads_of_each_chip_are_the_same_on_a_mesh():
+  turns, packed = 't5:cos of two:1:4x2:batch', 'decoder:sv:1:1x8:batch'
+  check(['mixtral:speculative:0:2x2x2:queue'], [turns, packed], ['decoder on tpus:opt:1:4x2:batch'])
 
 
-@pytest.mark.full
-def test_halves_of_a_batch_take_turns_on_the_meshes_of_drafters_and_verifier():
-  maximal = ['t5:cos of two:1:1x1/1x1:batch', 'decoder:naive cos:1:2x1/1x4:queue:distributions']
-  coupled = ['t5:opaque ensemble:1:1x2/2x1:queue:gumbel', 'decoder:sv:1:4x1/1x4:batch:gumbel:texts']
-  (apart,) = check(maximal, coupled, ['t5:sv exact:1:2x1/1x4:queue:texts'], others=('refused',))
-  assert apart == {'error': 'head reads the states of l: load both with one mesh=….'}
+OTHERS = {'gpt_neox': '1x8', 'stablelm': '1x8', 'mixtral': '2x2x2', 'qwen3_moe': '2x2x2', 't5gemma': '4x2'}
+MORE = {
+  **{n: [f'{n}:speculative:{t}:{m}:queue' for t, m in enumerate(('2x4', other))] for n, other in OTHERS.items()},
+  'coupled': ['gpt_neox:speculative:1:1x8:queue:gumbel', 't5gemma:opt:1:4x2:batch:distributions:gumbel'],
+  'coupled turns': ['t5:cos of two:1:1x8:batch:gumbel', 'decoder:opt:1:4x2:batch:distributions:gumbel'],
+  'kernels': ['t5 on tpus:opt:0:2x4:queue', 't5gemma on tpus:opt:0:4x2:batch'],
+  'translated': ['t5:translated:0:2x4:batch', 'decoder:translated:1:2x4:queue:distributions'],
+  'one pass': ['t5:one pass:0:2x4:queue', 'decoder:one pass:1:4x2:queue'],
+  'head': ['t5:head:0:2x4:queue', 'decoder:head:1:4x2:queue'],
+  'layerskip': ['decoder:layerskip:0:2x4:batch', 'decoder:layerskip:1:4x2:queue'],
+  'scanned': ['t5 scanned:speculative:0:1x8:queue', 't5 scanned:speculative:1:2x4:queue'],
+  'int8': ['t5 of int8:speculative:0:2x4:batch', 'decoder of int8:opt:1:4x2:queue'],
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('name', MORE)
+def test_families_and_drafters_are_the_same_on_a_mesh(name):
+  check(MORE[name])
 
 
 @pytest.mark.long
@@ -92,25 +106,6 @@ def test_every_method_is_the_same_where_halves_take_turns(family, name):
   kinds = [kind for kind in kinds if name != 'sv' or 'gumbel' in kind]
   meshes = '2x1/1x4', '4x1/2x2', '1x1/2x1'
   check([f'{family}:{name}:{t}:{meshes[i]}:{k}' for t in (0, 1) for i, k in enumerate(kinds)], accepts=name in DRAFTED)
-
-
-@pytest.mark.full
-def test_coupled_texts_and_a_kernel_for_the_heads_of_each_chip_are_the_same_on_a_mesh():
-  coupled = ['gpt_neox:speculative:1:1x8:queue:gumbel', 't5gemma:opt:1:4x2:batch:distributions:gumbel']
-  kernels = ['t5 on tpus:opt:0:2x4:queue', 'decoder on tpus:opt:1:4x2:batch']
-  check(coupled, ['mixtral:speculative:0:2x2x2:queue'], kernels)
-
-
-@pytest.mark.long
-def test_families_are_the_same_on_a_mesh():
-  others = {'gpt_neox': '1x8', 'stablelm': '1x8', 'mixtral': '2x2x2', 'qwen3_moe': '2x2x2', 't5gemma': '4x2'}
-  check(*([f'{n}:speculative:{t}:{m}:queue' for t, m in enumerate(('2x4', other))] for n, other in others.items()))
-
-
-@pytest.mark.long
-def test_more_coupled_texts_and_a_kernel_are_the_same_on_a_mesh():
-  cases = ['t5:speculative:1:2x4:queue', 'decoder:opt:1:4x2:batch:distributions', 't5:cos of two:1:1x8:batch']
-  check([f'{case}:gumbel' for case in cases], ['t5gemma on tpus:opt:0:4x2:batch'])
 
 
 @pytest.mark.long
@@ -127,16 +122,6 @@ def test_every_method_is_the_same_on_every_mesh(family, name):
 def test_every_rule_is_the_same_on_a_mesh(family):
   kinds = ['batch', 'queue:distributions', 'queue', 'batch:distributions']
   check([f'{family}:{r}:{t}:{MESHES[(i + 2 * t) % 4]}:{kinds[i % 4]}' for i, r in enumerate(RULES) for t in (0, 1)])
-
-
-@pytest.mark.long
-def test_made_drafters_and_scanned_layers_are_the_same_on_a_mesh():
-  cases = [f'{f}:translated:{t}:2x4:{k}' for t, f, k in ((0, 't5', 'batch'), (1, 'decoder', 'queue:distributions'))]
-  cases += [
-    f'{f}:{n}:{t}:{m}:queue' for n in ('one pass', 'head') for f, t, m in (('t5', 0, '2x4'), ('decoder', 1, '4x2'))
-  ]
-  cases += [f'decoder:layerskip:{t}:{m}:{k}' for t, m, k in ((0, '2x4', 'batch'), (1, '4x2', 'queue'))]
-  check(cases + [f't5 scanned:speculative:{t}:{m}:queue' for t, m in ((0, '1x8'), (1, '2x4'))])
 
 
 @pytest.mark.long
@@ -168,46 +153,35 @@ def written(folder: pathlib.Path, kind: str, config=SMALL) -> str:
   return str(folder)
 
 
-@pytest.mark.parametrize('kind', quick(['hf', *KINDS], ['hf'], ['t5x scanned']))
-def test_a_checkpoint_is_read_into_its_shards_no_byte_twice(tmp_path, kind):
-  path = written(tmp_path, kind)
-  both = run('mesh_load.py', path, '2x4', 'both')
-  assert len(both) == 2
-  for found in both:
+@pytest.mark.parametrize('kind', quick(['hf', *KINDS], ['hf'], []))
+def test_a_checkpoint_is_read_and_quantised_in_its_shards_no_byte_twice(tmp_path, kind):
+  cases = '2x4:float32', f'2x4:{"int8" if kind == "hf" else "float32"}:scan'
+  for case, found in zip(cases, run('mesh_load.py', written(tmp_path, kind), *cases), strict=True):
     assert found['equal'] and found['most'] == 1 and found['sharded'] > (8 if kind == 'mixtral' else 10)
-    assert found['read'] >= found['all']
+    assert found['read'] >= found['all'] or 'int8' in case
 
 
-@pytest.mark.full
-def test_a_checkpoint_is_quantised_in_its_shards_and_decodes_what_one_device_decodes(tmp_path):
-  for found in run('mesh_load.py', written(tmp_path, 'hf'), '2x4', 'both', 'int8'):
-    assert found['equal'] and found['most'] == 1 and found['sharded'] > 10
-  check(['decoder of int8:opt:1:4x2:queue', 't5 of int8:speculative:0:2x4:batch'])
-
-
-@pytest.mark.parametrize('kind', quick(['hf', *KINDS], [], ['orbax']))
+@pytest.mark.parametrize('kind', quick(['hf', *KINDS], [], ['t5x scanned']))
 def test_each_of_two_processes_reads_what_its_devices_hold(tmp_path, kind):
-  path = written(tmp_path, kind)
-  for shape, whole in (('2x4', True), ('1x8', False)):  # of 2x4 each holds a row
-    lines = two_processes(path, shape, 'both')
-    assert len(lines) == 4
-    for found in lines:
-      assert found['most'] == 1 and found['read'] >= found['held']
-      assert (found['read'] >= found['all']) == whole and (found['held'] == found['all']) == whole
+  cases = ['2x4:float32', '2x4:float32:scan', '1x8:float32', '1x8:float32:scan']
+  for lines in two_processes(written(tmp_path, kind), *cases):
+    for i, (found, whole) in enumerate(zip(lines, (True, True, False, False), strict=True)):  # of 2x4 each holds a row
+      assert found['most'] == 1 and found['read'] >= found['held'], cases[i]
+      assert (found['read'] >= found['all']) == whole and (found['held'] == found['all']) == whole, cases[i]
 
 
-def two_processes(*args: str) -> list[dict]:
+def two_processes(*args: str) -> list[list[dict]]:
   """Return the lines of a script in each of two processes that JAX knows as one system."""
   with socket.socket() as free:
     free.bind(('localhost', 0))
     port = str(free.getsockname()[1])
   with concurrent.futures.ThreadPoolExecutor(2) as pool:
-    return sum(pool.map(lambda i: run('mesh_load.py', *args, str(i), port), range(2)), [])
+    return list(pool.map(lambda i: run('mesh_load.py', *args, str(i), port), range(2)))
 
 
 @pytest.mark.long
 def test_a_large_checkpoint_takes_the_memory_of_its_shards_and_one_tensor(tmp_path):
   path = written(tmp_path, 'hf', LARGE)
-  for found in two_processes(path, '2x4'):
+  for (found,) in two_processes(path, '2x4:float32'):
     assert found['most'] == 1 and found['all'] * 4 > 2.5e9
     assert found['peak_bytes'] <= found['shard_bytes'] + found['largest_bytes'] + 5e7
