@@ -153,21 +153,6 @@ def test_a_block_of_one_token_is_tested_as_token_wise():
     np.testing.assert_allclose(final, final2, atol=1e-6)
 
 
-@pytest.mark.parametrize('name', ACCEPTORS)
-def test_identical_distributions_are_always_accepted_completely(name):
-  for seed in range(5):
-    q, _ = random_distributions(seed, 3, zeros=seed > 2)
-    for _, kept, _, chance in one_round(ACCEPTORS[name], q, q, 3):
-      assert kept == 3 or chance == 0
-
-
-@pytest.mark.parametrize('name', ACCEPTORS)
-def test_a_token_that_the_target_forbids_is_never_accepted(name):
-  q, pi = random_distributions(9, 2, zeros=True)
-  for draft, kept, _, chance in one_round(ACCEPTORS[name], q, pi, 2):
-    assert chance == 0 or all(pi[draft[:j]][draft[j]] > 0 for j in range(kept))
-
-
 def test_a_drafted_token_of_probability_0_divides_nothing():
   """No draft holds one, but slots that are not in use may: their numbers must stay numbers."""
   q = jnp.array([[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]])

@@ -19,6 +19,7 @@ import pytest
 import reference
 from reference import bound, RULES
 import scipy.optimize
+from tiers import quick
 
 from speccascade import methods, rules, Sampler, sampling
 
@@ -63,14 +64,8 @@ def three(seed):
   return q, (q + 0.5 * other).astype(np.float32), p
 
 
-def gaps(few):
-  """Return logits with two more tokens, which are masked."""
-  return np.insert(few, [0, 3], -np.inf, axis=-1)
-
-
-FEW = pairs(15, (ROWS, V - 2))
 INPUTS = {f'seed {seed}': pairs(seed) for seed in range(1, 7)}
-INPUTS |= {'extremes': extremes()[:2], 'of three': three(12)[:2], 'masked': [gaps(x) for x in FEW]}
+INPUTS |= {'extremes': extremes()[:2], 'of three': three(12)[:2]}
 
 
 def target(name, lq, lp, alpha, sampler):
@@ -202,24 +197,6 @@ def test_the_values_of_alpha_are_telling():
 
 
 @over_rules
-def test_leading_axes_are_rows(name):
-  lq, lp = INPUTS['seed 2']
-
-  @jax.jit
-  @jax.vmap
-  def parts(alpha):
-    of = lambda *logits: rules.target(bound(name, alpha), logits, Sampler(0.7)).probs
-    return of(lq[:3], lp[:3]), of(lq[3], lp[3])
-
-  some, single = parts(np.float32([a or 0.0 for a in telling(name)]))
-  for i, alpha in enumerate(telling(name)):
-    ((_, _, pi, _),) = targets(name, 'seed 2', [alpha], [0.7])
-    with at(alpha):
-      np.testing.assert_allclose(some[i], pi[:3], atol=1e-6)
-      np.testing.assert_allclose(single[i], pi[3], atol=1e-6)
-
-
-@over_rules
 def test_the_ends_of_alpha_are_plain_speculation_and_the_drafter(name):
   low, high, alone, plain, _ = RULES[name].declaration.alpha or rules.Range()
   assert plain in (None, low) and alone in (None, high)
@@ -248,22 +225,6 @@ def test_a_target_at_temperature_0_is_one_hot(name):
   for alpha, _, pi, _ in targets(name, 'seed 5', temperatures=[0.0]):
     with at(alpha):
       assert ((pi == 0) | (pi == 1)).all() and (pi.sum(-1) == 1).all()
-
-
-def test_token_v3_at_alpha_0_keeps_the_arg_max_of_the_verifier():
-  lq, lp = pairs(3)
-  q, p = distributions(lq, lp, 1.0)
-  np.testing.assert_allclose(target('token_v3', lq, lp, 0.0, Sampler(0.0)), distributions(lq, lp, 0.0)[1])
-  best = p.argmax(-1)
-  kept = q[np.arange(ROWS), best][:, None]
-  expected = np.eye(V)[best] * kept + p * (1 - kept)
-  np.testing.assert_allclose(target('token_v3', lq, lp, 0.0, Sampler()), expected, atol=2e-6)
-
-
-@pytest.mark.parametrize('name', ['lossy', 'lossy_star'])
-def test_lossy_near_alpha_1_keeps_every_token_that_the_verifier_allows(name):
-  lq, lp = pairs(3)
-  np.testing.assert_allclose(target(name, lq, lp, 0.9999, Sampler()), distributions(lq, lp, 1.0)[0], atol=1e-3)
 
 
 # ---- lemmas ----
@@ -377,14 +338,6 @@ def test_a_mentored_target_has_the_divergence_that_it_may_have():
     assert (reference_tv(pi, q) + reference_tv(pi, p) <= reference_tv(p, q) + 1e-4).all()
 
 
-@pytest.mark.parametrize('alpha', [0.0, 0.3, 0.8])
-def test_two_thresholds_accept_no_less_than_the_published_test(alpha):
-  lq, lp = pairs(22)
-  q, p = distributions(lq, lp, 1.0)
-  pi = target('thresholds', lq, lp, alpha, Sampler())
-  assert (np.minimum(pi, q).sum(-1) >= (q * np.minimum(1, p / (1 - alpha))).sum(-1) - 1e-5).all()
-
-
 def test_a_phased_rule_reads_the_tokens_before():
   rule = partial(rules.phased, inside=partial(rules.lossy, alpha=0.5), begin=(1,), end=(2, 3))
   logits = jnp.stack([jnp.float32(x) for x in pairs(23, (1, 6, V))])
@@ -484,15 +437,6 @@ def test_masked_and_extreme_logits_give_distributions(name):
       assert_distribution(np.asarray(sampling.residual(jnp.asarray(pi), jnp.float32(q))))
 
 
-@over_rules
-def test_tokens_masked_in_both_models_change_nothing(name):
-  for alpha, temperature, pi, _ in targets(name, 'masked'):
-    s = reference.Sampler(temperature)
-    expected = np.array([reference.target(name, q, p, alpha, s) for q, p in zip(*FEW)])
-    with at(alpha, temperature):
-      np.testing.assert_allclose(pi, np.insert(expected, [0, 3], 0, axis=-1), atol=1e-6)
-
-
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
 @pytest.mark.parametrize('name', COMBINERS)
 def test_combiners_mask_what_is_masked(name, temperature):
@@ -511,7 +455,7 @@ def test_combiners_mask_what_is_masked(name, temperature):
   assert (pi[possible][masked[possible]] == 0).all()
 
 
-@over_rules
+@pytest.mark.parametrize('name', quick(RULES, ['opt', 'token_v3', 'lossy_star', 'mentored'], []))
 def test_a_large_vocabulary_keeps_its_distribution(name):
   quadratic = name in ('mentored', 'thresholds')  # in the vocabulary, by definition
   lq, lp = pairs(14, (1, 16_000 if quadratic else 256_000), scale=3.0)

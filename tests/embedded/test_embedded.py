@@ -103,11 +103,3 @@ def test_a_count_or_a_split_that_is_not_there_is_an_error(count):
     embedded.task(count=count)
   with pytest.raises(ValueError, match="split='dev': .*train, validation, test"):
     embedded.task('dev', count)
-
-
-@pytest.mark.full
-def test_a_prompt_may_be_longer_than_its_answer_while_others_are_queued(pair):
-  prompts = ['A man is carrying a small box and a dog runs along the beach. ' * 4, 'A dog runs.', 'A man.']
-  run = dict(max_new_tokens=8, sampler=Sampler(0.0))
-  queued = decode(methods.autoregressive(), pair[1:], prompts, batch_size=1, **run)
-  assert queued.tokens == [decode(methods.autoregressive(), pair[1:], [p], **run).tokens[0] for p in prompts]

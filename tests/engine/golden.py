@@ -7,7 +7,6 @@
 `record … embedded` decodes with the pair of the package instead of toy models. Each takes some twenty minutes.
 """
 
-import functools
 import json
 from pathlib import Path
 import sys
@@ -18,14 +17,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import cases  # noqa: E402
-import reference  # noqa: E402
 
 import speccascade  # noqa: E402
-from speccascade import acceptance, embedded, methods, rules, Sampler, stopping  # noqa: E402
+from speccascade import embedded, Sampler  # noqa: E402
 from speccascade.engine.stats import Stats  # noqa: E402
 
 SAMPLERS = {'T=0': dict(temperature=0.0), 'T=.7': dict(temperature=0.7, top_k=3, top_p=0.9), 'T=1': dict()}
-SOME = ('chow', 'opt', 'token_v3', 'lossy')
 ROWS = 5
 SENTENCES = (
   'An old man is carrying a small box.',
@@ -35,47 +32,6 @@ SENTENCES = (
   'The children eat.',
 )
 PROMPTS = [[1, 1], [2, 3, 1], [4], [0, 2], [3, 3, 3, 1]]
-
-
-def everything() -> dict:
-  """Return {name: method} of two models and of three."""
-  partial = functools.partial
-  alone = 'chow', 'chow_log'
-  bound = {name: cases.bound(name) for name in reference.RULES}
-  combiners = {
-    'weighted': cases.weighted2,
-    'contrastive': partial(rules.contrastive, mu=0.3),
-    'realign': partial(rules.realign, lam=0.3),
-    'user': cases.user_combiner,
-  }
-  policies = {
-    'heuristic': stopping.Heuristic(2),
-    'average': stopping.MovingAverage(0.6, 0.5),
-    'confidence': stopping.Confidence(0.5),
-    'fallback': stopping.Fallback(0.5),
-  }
-  by_slot = partial(cases.opt_by_slot, alpha=(0.3, 0.1, -0.2))
-  profile = cases.profile(ROWS)
-  made = {'autoregressive': methods.autoregressive(1), 'bild': methods.bild(0.45, 1.0, 3)}
-  made |= {f'speculative {name}': methods.speculative(rule, 3) for name, rule in bound.items()}
-  made |= {f'cos {name}': methods.cos(rule, (3, 1)) for name, rule in (bound | combiners).items()}
-  for name, rule in ({n: bound[n] for n in SOME} | combiners).items():
-    made |= {f'ensemble {name}': methods.ensemble(rule), f'parallel {name}': methods.ensemble_parallel(rule)}
-    made |= {f'naive_cos {name}': methods.naive_cos(rule, 3), f'ensemble_sd {name}': methods.ensemble_sd(rule, 3)}
-  for name in SOME:
-    rule = bound[name]
-    made |= {f'block {name}': methods.speculative(rule, 3, accept=acceptance.block)}
-    made |= {
-      f'ensemble of 3 {name}': methods.ensemble(rule, 3),
-      f'naive_cos of 3 {name}': methods.naive_cos(rule, 3, 3),
-    }
-    made |= {f'cos of 3 {name}': methods.cos(rule, (2, 1, 1))}
-  made |= {f'token_cascade {name}': methods.token_cascade(bound[name], 3) for name in alone}
-  made |= {f'policy {name}': methods.speculative(block=3, policy=policy) for name, policy in policies.items()}
-  made |= {f'cascade, {n}': methods.speculative(bound['opt'], 3, policy=policy) for n, policy in policies.items()}
-  made |= {'by_slot': methods.speculative(by_slot, 2), 'cos of 3 weighted': methods.cos(cases.weighted3, (2, 1, 1))}
-  made |= {'sv': methods.sv(profile, 3), 'sv_exact': methods.sv_exact(profile, 3)}
-  return made | {'sv_exact greedy': methods.sv_exact(profile, 3, greedy=True)}
 
 
 def noted(out: speccascade.Decoded) -> dict:
@@ -89,14 +45,14 @@ def record(path: str, models: str = 'toy'):
   pairs = {2: cases.PAIR5, 3: cases.TRIO5} if models == 'toy' else {2: list(embedded.models())}
   prompts = PROMPTS if models == 'toy' else SENTENCES
   found = {}
-  for name, method in everything().items():
-    if method.models not in pairs:
+  for name, (method, of, _) in (cases.METHODS | {f'late {name}': x for name, x in cases.LATE.items()}).items():
+    if len(of) not in pairs:
       continue
     for setting, numbers in SAMPLERS.items():
       for batch in (1, ROWS):
         call = dict(max_new_tokens=12, sampler=Sampler(**numbers), seed=3, batch_size=batch)
         found[f'{name}, {setting}, batch {batch}'] = noted(
-          speccascade.decode(method, pairs[method.models], prompts[:batch], **call)
+          speccascade.decode(method, pairs[len(of)], prompts[:batch], **call)
         )
     jax.clear_caches()  # programs have more memory mappings than a process may have
     print(name, file=sys.stderr, flush=True)

@@ -74,13 +74,10 @@ def shapes_of(caches) -> set[str]:
   return {f'f32[{",".join(map(str, x.shape))}]' for x in jax.tree.leaves(caches) if SLOTS in x.shape}
 
 
-@pytest.mark.parametrize(
-  'name, batch',
-  quick(
-    [(n, b) for n in METHODS for b in (1, 2)], [('cascade', 1)], [(n, 2) for n in ('autoregressive', 'cascade', 'cos')]
-  ),
-)
-@pytest.mark.parametrize('family', [t5, decoder])
+CASES = [(family, n, b) for family in (t5, decoder) for n in METHODS for b in (1, 2)]
+
+
+@pytest.mark.parametrize('family, name, batch', quick(CASES, [(t5, 'cascade', 2), (decoder, 'cos', 2)], []))
 def test_no_cache_is_copied_in_the_loop(family, name, batch):
   program, weights, state, _ = given(METHODS[name], [family(1), family(2)], batch)
   shapes = shapes_of(state.caches)
@@ -92,7 +89,7 @@ def test_no_cache_is_copied_in_the_loop(family, name, batch):
   assert not shapes & copied(inside)
 
 
-@pytest.mark.parametrize('family', [t5, decoder])
+@pytest.mark.parametrize('family', quick([t5, decoder], [t5], []))
 def test_a_row_takes_its_place_without_a_copy_of_a_cache(family):
   method = METHODS['speculative']
   program, _, state, insert = given(method, [family(1), family(2)], 4)
@@ -108,7 +105,7 @@ def test_a_copy_of_a_cache_is_found_where_there_is_one():
   assert shapes_of(state.caches) & copied(kept.lower(*insert, state).compile(OPTIONS).as_text())
 
 
-@pytest.mark.parametrize('name', quick(['autoregressive', 'speculative', 'cascade', 'cos'], ['cascade']))
+@pytest.mark.parametrize('name', quick(['autoregressive', 'speculative', 'cascade', 'cos'], ['cascade'], []))
 def test_a_decode_holds_little_beside_weights_caches_and_window(name):
   method = METHODS[name]
   program, weights, state, _ = given(method, [t5(1, 256), t5(2, 512)], 2, slots=512)
@@ -182,8 +179,8 @@ def test_what_reading_prompts_takes_is_counted(monkeypatch):
   run(batch_size=1)
 
 
-@pytest.mark.parametrize('size', [1, 4])
-def test_a_queue_needs_memory_for_one_batch_and_one_prefill(size, monkeypatch):
+def test_a_queue_needs_memory_for_one_batch_and_one_prefill(monkeypatch):
+  size = 4
   networks, alive = [t5(1), t5(2)], []
   models = [Model(n.init(jax.random.key(i)), n, name=str(i)) for i, n in enumerate(networks)]
   is_cache = lambda x: x.ndim == 3 and x.shape[0] % HEADS == 0 and DIM in x.shape

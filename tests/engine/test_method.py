@@ -111,8 +111,8 @@ class Never(stopping.Policy):
     return 0
 
 
-@pytest.mark.parametrize('rule', [rules.speculative, functools.partial(rules.opt, alpha=0.1)])
-def test_a_round_whose_draft_has_no_token_commits_one(rule):
+def test_a_round_whose_draft_has_no_token_commits_one():
+  rule = functools.partial(rules.opt, alpha=0.1)
   asked = functools.partial(run, models=[SMALL, LARGE], sampler=Sampler(1.0))
   out = asked(methods.speculative(rule, block=2, policy=Never()))
   assert out.tokens == asked(methods.ensemble(rule)).tokens
@@ -127,7 +127,7 @@ def test_branches_inside_branches_are_phases_of_the_method():
   nested = Method((Alternate((turns.branches[0], *[(Alternate(inner),)] * 2)),), (0, 1, 2))
   models = [SMALL, MIDDLE, LARGE]
   assert nested.window == 3 + 2 * (2 + 2 + 1)
-  assert run(nested, models).tokens == run(method, models).tokens
+  assert run(nested, models).tokens == run(methods.ensemble(weighted, 3), models).tokens
   assert sum(isinstance(p, Verify) for p in nested.all_phases) == 1 + 2 * 3
   verifies = [p for p in nested.accepting(acceptance.block).all_phases if isinstance(p, Verify)]
   assert all(p.accept.func is acceptance.block for p in verifies)
@@ -138,14 +138,6 @@ def test_a_stalled_row_ends_while_others_go_on():
   with pytest.warns(UserWarning, match=having('no token', 'position 2')):
     out = decode(method, [LARGE, LARGE], [[1, 2], [3, 2]], max_new_tokens=9, sampler=Sampler(0.0))
   assert out.finish_reasons == ('length', 'fault') and [len(x) for x in out.tokens] == [9, 0]
-
-
-def test_calls_and_gamma_are_those_of_a_round():
-  turns = methods.cos(functools.partial(rules.weighted, weights=(0.5, 0.5)), (5, 2))
-  assert turns.calls() == [{0: 1 + 4}, {1: 1 + 1}]
-  assert methods.speculative(block=5).calls() == [{0: 5, 1: 1}]
-  assert methods.sv_exact(profile(2), 5).block == methods.sv(profile(2), 5).block == 5
-  assert methods.speculative(functools.partial(rules.opt, alpha=0.1), 5).block == 5
 
 
 def test_each_choice_by_batch_is_checked():
@@ -192,12 +184,13 @@ def test_methods_that_differ_by_their_rule_alone_share_a_program_and_decode_as_w
   shared = programs.sharing(made)
   assert shared[4:] == made[4:]
   assert len({programs._program(lower(method)) for method in shared[:4]}) == 1
-  for sampler in (Sampler(1.0), Sampler(0.0), Sampler(0.7, top_p=0.8)):
-    for one, other in zip(made[:4], shared, strict=False):
-      plain, ours = (decode(m, [SMALL, LARGE], [[1, 2], [3]], max_new_tokens=12, sampler=sampler) for m in (one, other))
-      assert ours.tokens == plain.tokens
-      for name, counted in vars(plain.stats).items():
-        np.testing.assert_array_equal(counted, getattr(ours.stats, name), name)
+  samplers = {}, dict(temperature=0.0), dict(temperature=0.7, top_p=0.8)
+  asked = [speccascade.Request(prompt, **numbers) for numbers in samplers for prompt in ([1, 2], [3])]
+  for one, other in zip(made[:4], shared, strict=False):
+    plain, ours = (decode(m, [SMALL, LARGE], asked, max_new_tokens=12) for m in (one, other))
+    assert ours.tokens == plain.tokens
+    for name, counted in vars(plain.stats).items():
+      np.testing.assert_array_equal(counted, getattr(ours.stats, name), name)
 
 
 def test_a_method_answers_whether_its_tokens_follow_a_distribution():

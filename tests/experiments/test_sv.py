@@ -12,15 +12,11 @@ import sv_simulated
 import sv_simulation
 from sv_simulation import Trio
 import sv_studies
-import sv_timed
 
 from speccascade import methods
 from speccascade.evaluate import Curve
-from speccascade.evaluate.report.formats import markdown
-from speccascade.models import toy
 from speccascade.planning import profiling, sv_model
 from speccascade.sv import plans
-from speccascade.sv.predictors import AcceptanceTable
 
 
 def observed(informed=True, accept=None, text=0):
@@ -79,14 +75,6 @@ def test_a_companion_never_pays_where_more_tokens_cost_nothing():
   assert results['speculative'].block == 5 and results['speculative'].speed > 2
 
 
-@pytest.mark.parametrize('name', sv_costs.VARIANTS)
-def test_a_companion_that_reads_for_what_it_may_makes_the_speeds_equal(name):
-  free = sv_simulation.compare(observed(), trio(0.3), 8, (5,))
-  full = sv_simulation.compare(observed(), trio(0.3, reads=free[name].may_read), 8, (5,))
-  assert full[name].speed == pytest.approx(max(1, full['speculative'].speed), rel=0.01)
-  assert full[name].reads == pytest.approx(free[name].may_read)
-
-
 def test_the_reading_of_all_tokens_stops_at_a_step_that_the_other_passes():
   loop = trio(0.6, any_total=False)
   made = loop.profile(observed(), 64, 5)
@@ -94,15 +82,6 @@ def test_the_reading_of_all_tokens_stops_at_a_step_that_the_other_passes():
   few, some = (sv_model.simulate(made, 64, 5, sv_costs.VARIANTS[f'SV, {x} tokens']) for x in ('all', 'accepted'))
   assert few['verified'] == 0 < some['verified']
   assert sorted(loop.profile(observed(), 8, 5).times[8]) == [48]  # too few to be packed
-
-
-def test_tables_have_a_row_for_each_batch_and_each_slope(monkeypatch):
-  monkeypatch.setattr(sv_simulation, 'BLOCKS', (1, 5))
-  table = sv_simulation.table('t', observed(), trio(0.3, 0.05), (8, 16))
-  assert [row[0] for row in table['rows']] == [8, 16]
-  assert all(len(row) == len(table['columns']) for row in table['rows'])
-  slopes = sv_simulation.by_slope(observed(), (0, 0.5), drafter=0.02, batch=8)
-  assert [row[0] for row in slopes['rows']] == [0, 0.5] and 'SV exact' in markdown(slopes)
 
 
 # ---- files ----
@@ -127,14 +106,6 @@ def test_a_file_has_the_times_of_one_topology(tmp_path, monkeypatch):
     sv_simulated.compile_times(asked)
 
 
-def test_a_plan_is_checked_on_its_own_device(monkeypatch):
-  profile = argparse.Namespace(origin=argparse.Namespace(device='TPU v5 lite, bfloat16'))
-  monkeypatch.setattr(sv_simulated.plans, 'profile_of', lambda _: profile)
-  monkeypatch.setattr(sv_simulated.checkpoints, 'load_all', lambda _: [toy.model(0)] * 3)
-  with pytest.raises(SystemExit, match=having('plan.json', 'TPU v5 lite', 'cpu, float32')):
-    sv_simulated.check(argparse.Namespace(plan='plan.json', models='abc'))
-
-
 # ---- studies ----
 
 
@@ -143,11 +114,6 @@ def plan_of(profile):
   choices = {1: plans.Choice('sv_exact', 5)}
   speeds = {1: (plans.Speed('autoregressive', 0, 10.0, 9.0, 11.0, 10.0), plans.Speed('sv_exact', 5, 20.0, 18, 22, 19))}
   return plans.Plan(profile.origin, choices, speeds, profile)
-
-
-def test_an_interval_holds_the_mean_and_shrinks():
-  low, high = sv_studies.wilson(np.array([3.0, 300.0, 0.0]), np.array([10.0, 1000.0, 0.0]))
-  assert (low[:2] < 0.3).all() and (high[:2] > 0.3).all() and high[1] - low[1] < 0.06 < high[0] - low[0]
 
 
 def test_a_run_may_have_its_profile_from_python_or_a_plan(tmp_path):
@@ -166,26 +132,6 @@ def test_a_run_may_have_its_profile_from_python_or_a_plan(tmp_path):
   assert speeds == [[1, 'autoregressive', 10, 1, 10, ''], [1, 'sv_exact, γ = 5', 20, 2, 19, 'yes']]
   (chosen,) = (t['rows'] for t in tables if t['title'] == 'Method by batch')
   assert chosen == [['by batch', 1, 'sv_exact'], ['by batch', 8, 'sv_exact']]
-
-
-def test_information_is_all_none_and_what_chance_makes_up():
-  rng = np.random.default_rng(0)
-  s, a = rng.random(4000), rng.random(4000)
-  samples = dict(s=s, a=a, accept=s, s_target=s, request=np.zeros(4000), position=np.zeros(4000))
-  table = AcceptanceTable.fitted(s, s, a, (10, 2))
-  known = sv_studies.information(samples, table, (10,))['rows'][0]
-  assert known[1] == pytest.approx(np.log2(10), abs=0.01) and known[2] == known[4] == pytest.approx(0)
-  nothing = sv_studies.information(samples | {'accept': rng.random(4000)}, table, (5,))['rows'][0]
-  assert nothing[5] == pytest.approx(nothing[7], rel=0.2) and nothing[5] < 0.06
-  assert sv_studies.correlation(samples) == pytest.approx(1)
-
-
-def test_a_table_predicts_its_own_data_best_and_says_how_well():
-  found = observed()
-  cold = sv_studies.robustness({'T = 1': found, 'same': found})['rows']
-  assert cold[0][1] == cold[1][1] < cold[2][1]
-  mean = sv_studies.reliability(found.table, found.samples)['rows']
-  assert sum(row[5] for row in mean) == len(found.samples['s'])
 
 
 def test_a_companion_may_cost_more_where_verification_pays():
@@ -224,9 +170,3 @@ def test_a_folder_of_a_run_gives_tables_and_drawings(tmp_path):
   assert fewest[:3] == ['fewest', 0, 1.0] and most[:3] == ['most', 1, 1.5] and every[4:] == [2, 0, 2]
   sv_studies.draw(tables, tmp_path / 'out')
   assert {file.name for file in (tmp_path / 'out').iterdir()} == {'reliability_1.svg', 'verified_lengths_1.svg'}
-
-
-def test_recorded_drafts_are_accepted_as_they_were():
-  assert sv_timed.model_of('64x1', 32, 'small').network.vocab_size == 32
-  picked = np.asarray(sv_timed.pick(np.arange(400, dtype=np.int32), 7))
-  assert set(picked) == set(range(7)) and (picked == np.asarray(sv_timed.pick(np.arange(400, dtype=np.int32), 7))).all()

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from matching import having
 import numpy as np
 import pytest
+from tiers import quick
 
 from speccascade import backends
 from speccascade.models import layers, rope
@@ -78,9 +79,7 @@ def test_rows_do_not_depend_on_their_batch_or_on_padding(network):
   params = params_of(network)
   batch = _extend(network, params, _prompt())
   rows = slice(1, 2)
-  alone = _extend(network, params, _prompt(rows, width=int(LENGTH[1])), rows)
   padded = _extend(network, params, _prompt(rows, width=11, junk=9), rows)
-  np.testing.assert_allclose(alone[0], batch[1], atol=1e-5)
   np.testing.assert_allclose(padded[0], batch[1], atol=1e-5)
 
 
@@ -105,8 +104,9 @@ def test_rows_are_the_first_axis_of_every_cache_leaf(network, scan, backend):
   assert {leaf.shape[0] for leaf in jax.tree.leaves(cache) if leaf.ndim > 1} == {3 * heads}
 
 
-def test_bfloat16_keeps_parameters_and_cache_and_returns_float32_logits(network):
-  network = dataclasses.replace(network, dtype='bfloat16')
+@pytest.mark.parametrize('name', quick(NETWORKS, ['opt', 't5'], []))
+def test_bfloat16_keeps_parameters_and_cache_and_returns_float32_logits(name):
+  network = dataclasses.replace(NETWORKS[name], dtype='bfloat16')
   params = params_of(network)
   assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype('bfloat16')}
   cache = _prefill(network, params, _prompt(), 20)
@@ -169,11 +169,6 @@ def test_layerskip_says_which_depths_there_are(depth):
     layerskip(model, depth)
 
 
-def test_layerskip_refuses_what_it_cannot_share():
-  with pytest.raises(ValueError, match='scan=False'):
-    layerskip(Model(params={}, network=dataclasses.replace(LLAMA, scan=True)), 1)
-
-
 @pytest.mark.parametrize('backend', [backends.CPU(), backends.Backend()])
 def test_writing_touches_just_the_window_of_each_row(backend):
   slots = np.random.default_rng(1).normal(size=(3, 9, 2, 4)).astype(np.float32)
@@ -189,12 +184,6 @@ def test_writing_touches_just_the_window_of_each_row(backend):
   check(backend.write(second(slots), second(new), start[1:2]), second(expected))
 
 
-def test_the_window_counts_the_token_itself():
-  positions = jnp.array([[4]])
-  assert backends.View(positions, 3).mask(7)[0, 0].tolist() == [False, False, True, True, True, False, False]
-  assert backends.View(positions).mask(7)[0, 0].sum() == backends.View(positions, jnp.int32(0)).mask(7)[0, 0].sum() == 5
-
-
 def test_a_window_of_an_encoder_reaches_as_far_ahead_as_back():
   encoder = dataclasses.replace(GEMMA.config.encoder, spans=(Span(2),))
   module = dataclasses.replace(GEMMA, config=dataclasses.replace(GEMMA.config, encoder=encoder)).module
@@ -206,66 +195,6 @@ def test_a_window_of_an_encoder_reaches_as_far_ahead_as_back():
   tokens = jnp.arange(9)[None]
   changed = np.abs(encode(tokens) - encode(tokens.at[0, 4].set(20))).max((0, 2)) > 0
   assert np.flatnonzero(changed).tolist() == [2, 3, 4, 5, 6]
-
-
-def test_relative_bias_looks_the_bucket_of_each_distance_up():
-  module = layers.RelativeBias(heads=2, buckets=8, max_distance=16, bidirectional=False)
-  positions = jnp.array([[5, 6], [0, 1]])
-  params = module.init(jax.random.key(0), positions, 20)
-  embedding = jax.tree.leaves(params)[0]
-  bias = module.apply(params, positions, 20)
-  for b, i, k in ((0, 0, 5), (0, 1, 0), (1, 1, 1), (0, 1, 2)):
-    offset = np.array(k - int(positions[b, i]))
-    bucket = layers.relative_bucket(offset, bidirectional=False, buckets=8, max_distance=16)
-    np.testing.assert_array_equal(bias[b, :, i, k], embedding[:, bucket])
-
-
-def test_rotation_depends_on_the_distance_only():
-  q, k = (jax.random.normal(jax.random.key(i), (1, 1, 1, 8)) for i in range(2))
-
-  def turn(x, position):
-    return rope.rotate(x, rope.angles(rope.Rope(), 8, jnp.array([[position]])))
-
-  def score(a, b):
-    return float((turn(q, a) * turn(k, b)).sum())
-
-  assert score(3, 1) == pytest.approx(score(13, 11), abs=1e-5)
-  assert score(3, 1) != pytest.approx(score(3, 2), abs=1e-3)
-
-
-def test_grouped_queries_attend_to_their_own_keys():
-  random = np.random.default_rng(0)
-  q, k, v = random.normal(size=(2, 3, 4, 5)), random.normal(size=(2, 2, 6, 5)), random.normal(size=(2, 2, 6, 5))
-  mask = random.random((2, 3, 6)) < 0.7
-  mask[..., 0] = True
-  q, k, v = (np.asarray(x, np.float32) for x in (q, k, v))
-  entry = backends.Backend().entry(*(jnp.asarray(x).swapaxes(1, 2) for x in (k, v)))
-  found = backends.Backend().attend(jnp.asarray(q), entry, jnp.asarray(mask), None, kv_heads=2, scale=0.3, cap=2.0)
-  for b, i, h in np.ndindex(2, 3, 4):
-    scores = 2.0 * np.tanh(0.3 * k[b, h // 2] @ q[b, i, h] / 2.0)
-    weights = np.where(mask[b, i], np.exp(scores), 0)
-    np.testing.assert_allclose(found[b, i, h], weights @ v[b, h // 2] / weights.sum(), atol=1e-5)
-
-
-def test_a_head_that_is_tied_scores_with_the_embedding():
-  config = dataclasses.replace(LLAMA.config, tied=True)
-  assert 'logits_dense' not in Decoder(config).param_shapes()
-  assert Decoder(config).vocab_size == 23
-
-
-def test_networks_compile_once_for_equal_configurations():
-  traces = []
-
-  def extend(network, params, cache, tokens, positions):
-    traces.append(network)
-    return network.extend(params, cache, tokens, positions)
-
-  jitted = jax.jit(extend, static_argnums=0)
-  params = params_of(LLAMA)
-  cache = LLAMA.empty_cache(params, 1, 4)
-  for network in (LLAMA, dataclasses.replace(LLAMA)):
-    jitted(network, params, cache, jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1), jnp.int32))
-  assert len(traces) == 1
 
 
 def test_a_parameter_of_another_shape_is_named():

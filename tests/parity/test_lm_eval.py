@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from vocabularies import t5
 
-from speccascade import methods, rules
+from speccascade import methods
 from speccascade.checkpoints import load
 from speccascade.data import tokenizers
 
@@ -28,7 +28,6 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 
 from speccascade import embedded  # noqa: E402
 from speccascade.integrations.lm_eval import main, SpecCascade  # noqa: E402
-from speccascade.models import translation  # noqa: E402
 
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
 
@@ -239,13 +238,6 @@ def test_a_cascade_is_scored_by_its_own_distribution(tasks, llamas):
     run('speccascade', tasks, ['word'], model_args={'models': llamas, 'method': 'bild'})
 
 
-def test_a_method_of_ones_own_is_evaluated(tasks, llamas):
-  models = [load(path, dtype='float32') for path in llamas]
-  lm = SpecCascade(models, methods.cos(rules.bind(rules.weighted, weights=(0.0, 1.0)), (3, 1)), batch_size=4)
-  theirs = run('hf', tasks, ['generate_line', 'word'], model_args=reference(llamas))
-  check_equal(run(lm, tasks, ['generate_line', 'word']), theirs)
-
-
 def test_calls_are_the_verifiers_whatever_its_number(tasks, llamas):
   draft, target = (load(path, dtype='float32') for path in llamas)
   found = []
@@ -332,24 +324,6 @@ def no_other_tasks(monkeypatch):
   monkeypatch.setattr('lm_eval.tasks.TaskManager', functools.partial(TaskManager, include_defaults=False))
 
 
-@pytest.mark.usefixtures('no_other_tasks')
-@pytest.mark.parametrize('more, part', [('block=0', "'0'"), ('method=autoregressive', 'methods.autoregressive(1)')])
-def test_a_mistake_in_the_command_is_one_sentence(llamas, tasks, more, part, monkeypatch, capsys):
-  argv = ['lm_eval', '--model', 'speccascade', '--model_args', f'models={":".join(llamas)},{more}', '--tasks', 'word']
-  monkeypatch.setattr('sys.argv', [*argv, '--include_path', str(tasks)])
-  assert main() == 1
-  last = capsys.readouterr().err.splitlines()[-1]
-  assert last.startswith('error: ') and part in last
-
-
-@pytest.mark.parametrize('translate', [True, False])
-def test_an_option_without_a_value_is_true_or_false(llamas, monkeypatch, translate):
-  seen = []
-  monkeypatch.setattr(translation, 'for_the_last', lambda models: seen.append(len(models)) or models)
-  SpecCascade(':'.join(llamas), translate=translate)
-  assert seen == [2] * translate
-
-
 def test_the_command_is_the_harnesss_own_and_writes_our_counts(tasks, llamas, tmp_path):
   command = [sys.executable, '-m', 'speccascade.integrations.lm_eval', '--model', 'speccascade', '--batch_size', '4']
   command += ['--model_args', f'models={":".join(llamas)},method=speculative,rule=opt:0.1,block=5,dtype=float32']
@@ -361,16 +335,6 @@ def test_the_command_is_the_harnesss_own_and_writes_our_counts(tasks, llamas, tm
   (file,) = (tmp_path / 'out').rglob('results_*.json')
   config = json.loads(file.read_text())['config']['speccascade']
   assert config['method'] == 'speculative[opt]' and config['decoding']['generate_line']['texts'] == len(ITEMS)
-
-
-def test_help_lists_the_arguments_of_the_model(monkeypatch, capsys):
-  monkeypatch.setattr('sys.argv', ['lm_eval', '--help'])
-  with pytest.raises(SystemExit) as ended:
-    main()
-  out = capsys.readouterr().out
-  assert not ended.value.code and all(
-    f'  {name}= ' in out for name in ('models', 'method', 'rule', 'block', 'max_length')
-  )
 
 
 @pytest.mark.usefixtures('no_other_tasks')

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from speccascade.checkpoints import hf
 from speccascade.models.layers import relative_bucket, stack_layers
@@ -190,22 +189,9 @@ def test_logits_equal_the_reference_in_one_pass(case):
   np.testing.assert_allclose(logits, case.expected, atol=TOLERANCE, rtol=0)
 
 
-def test_logits_equal_the_reference_at_prompt_positions(case):
-  if case.network.start_id is not None:
-    pytest.skip('an encoder has no next-token logits')
-  width = LENGTHS.max() + NEW
-  positions = jnp.broadcast_to(jnp.arange(width)[None], case.tokens.shape)
-  cache = case.network.empty_cache(case.params, len(LENGTHS), width)
-  logits, _ = case.extend(case.params, cache, jnp.asarray(case.tokens), positions)
-  with torch.no_grad():
-    expected = case.reference(torch.tensor(case.tokens)).logits.numpy()
-  np.testing.assert_allclose(logits, expected, atol=TOLERANCE, rtol=0)
-
-
-@pytest.mark.parametrize('width', [1, 6])
-def test_windows_and_roll_back_change_nothing(case, width):
+def test_windows_and_roll_back_change_nothing(case):
   cache = case.prefill(case.params, case.prompt, 40)
-  logits = _in_windows(case, case.params, case.extend, cache, width, roll_back=True)
+  logits = _in_windows(case, case.params, case.extend, cache, 6, roll_back=True)
   np.testing.assert_allclose(logits, case.expected, atol=TOLERANCE, rtol=0)
 
 
@@ -245,14 +231,6 @@ def test_what_is_written_is_the_reference_again(case, tmp_path):
   with torch.no_grad():
     theirs = dataclasses.replace(case, reference=written)
     np.testing.assert_allclose(theirs.expected, case.expected, atol=TOLERANCE, rtol=0)
-
-
-def test_tensors_are_exported_as_the_reference_has_them(case):
-  tensors = hf.export(case.network, case.reference.config.model_type, case.params)
-  theirs = load_file(case.folder / 'model.safetensors')
-  for name, x in tensors.items():
-    np.testing.assert_array_equal(x, theirs[name])
-  assert {name for name in theirs if not name.endswith('embed_tokens.weight')} <= {*tensors, 'lm_head.weight'}
 
 
 def test_buckets_equal_the_reference():

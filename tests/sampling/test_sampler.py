@@ -368,12 +368,3 @@ def test_keyed_decisions_read_their_own_number():
   never, _ = noise.accept(jnp.zeros((5, 3)), jnp.zeros((5, 3)), position, start)
   always, _ = noise.accept(ratio, ratio, position, start)
   assert not never.any() and always.all()
-
-
-def test_with_rounds_the_place_in_the_block_is_part_of_the_key():
-  noise = sampling.Keyed(keys_of(range(40)), by_round=True)
-  at = jnp.full(40, 6)
-  tokens = [noise.draw(jnp.ones((40, 100)), at, DRAFT, jnp.full(40, start))[0].tolist() for start in (6, 5, 4, 3)]
-  for i in range(4):
-    for j in range(i):
-      assert np.mean(np.array(tokens[i]) == np.array(tokens[j])) < 0.3
