@@ -69,7 +69,7 @@ def logits_of(network, params):
   return network.extend(params, cache, tokens[:, first:], first + jnp.arange(12 - first)[None])[0]
 
 
-@pytest.mark.parametrize('name', quick(list(FAMILIES), ['llama', 't5'], ['gemma2', 'opt', 'phi3', 'gpt2', 'umt5']))
+@pytest.mark.parametrize('name', quick(FAMILIES, ['llama', 't5'], []))
 def test_logits_are_those_of_the_floats_that_the_weights_stand_for(tmp_path, name):
   model = folder_of(tmp_path, FAMILIES[name])
   loaded = speccascade.load(tmp_path, dtype='int8')
@@ -134,8 +134,10 @@ def test_no_more_than_a_tensor_is_in_memory_as_floats(tmp_path):
   assert floats > 18e6 and peak < tree_bytes(loaded.params) + 5 * 512 * 256 * 4
 
 
-@pytest.mark.parametrize('name', by_name())
-@pytest.mark.parametrize('family', WIDER)
+@pytest.mark.parametrize(
+  'family, name',
+  quick([(f, n) for f in WIDER for n in by_name()], [('llama', 'cpu'), ('t5', 'tpu')], []),
+)
 def test_quantised_weights_give_the_same_on_every_backend(family, name, monkeypatch):
   monkeypatch.setattr(cpu, '_CACHED', 0)
   monkeypatch.setattr(cpu, '_fuses_sums', lambda: True)
@@ -170,7 +172,7 @@ def quantised_model(network, params) -> Model:
   return Model(quantised(params), dataclasses.replace(network, quantised=True))
 
 
-@pytest.mark.parametrize('target_is', ['float32', 'int8'])
+@pytest.mark.parametrize('target_is', quick(['float32', 'int8'], ['float32'], []))
 def test_the_distribution_is_exactly_the_target_s(target_is):
   models = pair('int8', target_is)
   method = methods.speculative(block=2)
@@ -181,16 +183,6 @@ def test_the_distribution_is_exactly_the_target_s(target_is):
   assert distance(alone, emitted_distribution(method, pair('int8', 'float32'), [1, 3, 2], 2, Sampler(1.0)))[0] < (
     1e-5 if target_is == 'float32' else 0.1
   )
-
-
-def test_greedy_texts_are_those_of_the_float_target():
-  network = dataclasses.replace(NETWORK, config=dataclasses.replace(NETWORK.config, vocab_size=64))
-  models = pair(network=network)
-  prompts = np.random.default_rng(0).integers(0, 64, (8, 5)).tolist()
-  settings = dict(sampler=Sampler(0.0), max_new_tokens=20)
-  drafted = decode(methods.speculative(block=3), models, prompts, **settings)
-  assert drafted.tokens == decode(methods.autoregressive(1), models, prompts, **settings).tokens
-  assert drafted.stats.accepted.sum() > 0
 
 
 def test_the_first_layers_share_the_numbers_and_the_cache():
@@ -221,15 +213,17 @@ def test_a_dtype_is_one_for_all_or_one_for_each_model(tmp_path):
   assert checkpoints.load_all([tmp_path] * 2, dtype='int8')[1].network.quantised
   with pytest.raises(ValueError, match=having('int8,int8', '3 models')):
     checkpoints.load_all([tmp_path] * 3, dtype='int8,int8')
-  networks = [m.network for m in aot.models_of(['llama_68m_7b'], 'int8,bfloat16')]
+  networks = [m.network for m in aot.models_of([str(tmp_path / 'config.json')] * 2, 'int8,bfloat16')]
   assert [(n.quantised, n.dtype) for n in networks] == [(True, 'bfloat16'), (False, 'bfloat16')]
 
 
-def test_a_round_s_floor_counts_a_byte_a_weight():
-  sizes = aot.Sizes(batch=1, source=100, tokens=60)
-  short, long = (aot.models_of(['llama_68m_7b'], dtype) for dtype in ('bfloat16,int8', 'bfloat16'))
+def test_a_round_s_floor_counts_a_byte_a_weight(tmp_path):
+  config = tiny.LLAMA | {'vocab_size': 32000, 'hidden_size': 4096, 'intermediate_size': 11008, 'num_hidden_layers': 2}
+  (tmp_path / 'config.json').write_text(json.dumps(config | {'num_attention_heads': 32}))
+  path, sizes = str(tmp_path / 'config.json'), aot.Sizes(batch=1, source=100, tokens=60)
+  short, long = (aot.models_of([path] * 2, dtype) for dtype in ('bfloat16,int8', 'bfloat16'))
   step = lambda models: aot.floor_bytes(methods.autoregressive(1), models, sizes)
-  cache = 2 * 2 * 32 * 4096 * 130
+  cache = 2 * 2 * 2 * 4096 * 130
   assert step(short) - cache == pytest.approx((step(long) - cache) / 2, rel=0.001)
 
 
