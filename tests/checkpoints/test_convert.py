@@ -36,7 +36,7 @@ def source(tmp_path):
   return orbax.save(tmp_path / 'source', model_of(T5))
 
 
-@pytest.mark.parametrize('switches', quick(SWITCHES, SWITCHES[:1], SWITCHES[1:3]))
+@pytest.mark.parametrize('switches', quick(SWITCHES, SWITCHES[:1], []))
 def test_a_t5_survives_every_format_in_turn(tmp_path, switches):
   model = model_of(T5 | switches, 'bfloat16')
   folder = orbax.save(tmp_path / 'start', model)
@@ -67,13 +67,6 @@ def test_errors_of_the_command_are_one_line(source, tmp_path, capsys):
     err = capsys.readouterr().err
     assert part in err and err.count('\n') == 1
     assert not (tmp_path / 'b').exists()
-
-
-@pytest.mark.parametrize('path', ['/proc/b', '/proc/a/b'])
-def test_a_destination_that_cannot_be_written_is_an_error_before_any_work(tmp_path, capsys, path):
-  assert convert.main([str(tmp_path / 'nowhere'), path]) == 1
-  err = capsys.readouterr().err
-  assert '/proc' in err and err.count('\n') == 1
 
 
 @pytest.mark.parametrize('config', [T5, T5 | {'model_type': 'umt5', 'num_decoder_layers': 2}], ids=['t5', 'umt5'])
@@ -129,16 +122,16 @@ def test_a_bias_for_each_layer_comes_with_a_warning(tmp_path):
     hf.write(tmp_path / 'hf', model)
 
 
-@pytest.mark.parametrize('form', quick(['orbax', 't5x', 'hf'], ['t5x']))
-def test_a_full_disk_names_the_folder_and_what_to_do(source, tmp_path, form):
+def test_a_full_disk_names_the_folder_and_what_to_do(source, tmp_path):
   limited = (
-    'import resource, sys; from speccascade import convert; '
-    'resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); sys.exit(convert.main(sys.argv[1:]))'
+    'import resource, sys; from speccascade import convert; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); '
+    "print([convert.main([*sys.argv[1:], f'--format={form}']) for form in ('orbax', 't5x', 'hf')])"
   )
-  command = [sys.executable, '-c', limited, str(source), str(tmp_path / 'b'), '--format', form]
-  out = subprocess.run(command, capture_output=True, text=True)
-  assert out.returncode == 1 and f'{tmp_path}/b' in out.stderr
-  assert 'cannot be written (File too large): free some space, then run' in out.stderr
+  out = subprocess.run([sys.executable, '-c', limited, source, tmp_path / 'b'], capture_output=True, text=True)
+  assert out.stdout == '[1, 1, 1]\n'
+  said = [line for line in out.stderr.splitlines() if line.startswith('error: ')]
+  assert len(said) == 3 and all(f'{tmp_path}/b' in line for line in said), said
+  assert all('cannot be written (File too large): free some space, then run' in line for line in said), said
 
 
 def test_nothing_is_destroyed(source, tmp_path):
