@@ -7,8 +7,6 @@ import json
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -88,15 +86,7 @@ def folders(tmp_path, model):
   }
 
 
-def test_every_format_gives_the_same_model(folders, model):
-  names = {'hf': 'hf', 't5x': 't5x', 'steps': 't5x', 'orbax': 'orbax'}
-  for kind, folder in folders.items():
-    loaded = checkpoints.read(folder)
-    assert loaded.network == model.network and loaded.tokenizer is None and loaded.name == names[kind]
-    assert_equal(loaded.params, model.params)
-
-
-@pytest.mark.parametrize('name', quick(GOLDEN, ['t5_v1_1', 'llama2'], ['t5_v1_0', 'gemma3', 'gpt2', 'qwen2']))
+@pytest.mark.parametrize('name', quick(GOLDEN, ['t5_v1_1', 'llama2'], []))
 def test_what_was_loaded_and_decoded_with_is_saved_and_read_back_equal(tmp_path, monkeypatch, name):
   monkeypatch.setattr(cpu, '_CACHED', 0)  # the backend prepares kernels of its own, however small
   monkeypatch.setattr(cpu, '_fuses_sums', lambda: True)
@@ -145,12 +135,6 @@ def test_an_activation_is_given_to_t5x_alone(folders):
   for kind in ('hf', 'orbax'):
     with pytest.raises(ValueError, match="activation='relu'"):
       checkpoints.load(folders[kind], activation='relu')
-
-
-def test_a_number_next_to_a_t5x_checkpoint_is_named_with_its_place(folders):
-  file = folders['t5x'] / 'config.json'
-  file.write_text(json.dumps(json.loads(file.read_text()) | {'layer_norm_epsilon': float('inf')}))
-  assert says(_error(folders['t5x']), f'{folders["t5x"]}', "'layer_norm_epsilon'", 'inf')
 
 
 def test_a_path_that_is_nothing_says_what_was_found_and_expected(tmp_path):
@@ -225,22 +209,6 @@ def test_a_hub_id_is_fetched_or_explained(folders, monkeypatch, tmp_path):
   with pytest.raises(ValueError, match=having('hf', "revision='v9'")):
     checkpoints.load(folders['hf'], revision='v9')
   assert 'hf/missing' in _error('hf/missing', FileNotFoundError)  # hf/ is a folder here
-
-
-def test_loading_imports_no_other_framework(folders):
-  code = f"""
-import sys
-from speccascade import checkpoints
-heavy = ('orbax', 'tensorstore', 'sentencepiece', 'tokenizers', 'huggingface_hub', 'safetensors')
-assert not [m for m in heavy if m in sys.modules], 'imported too early'
-for folder in {[str(f) for f in folders.values()]!r}:
-  checkpoints.read(folder)
-assert not [m for m in ('torch', 'tensorflow', 'transformers') if m in sys.modules], 'imported at all'
-print('all well')
-"""
-  root = pathlib.Path(__file__).parents[2]
-  done = subprocess.run([sys.executable, '-c', code], cwd=root, capture_output=True, text=True)
-  assert done.stdout.strip() == 'all well', done.stderr[-2000:]
 
 
 def test_a_digest_tells_weights_apart(folders, model, tmp_path):

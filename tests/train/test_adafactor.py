@@ -11,7 +11,7 @@ from speccascade.models.t5 import T5, T5Config
 from speccascade.train.optimizers import Optimizer
 
 RATE = 1e-3
-NET = T5(T5Config(256, 128, 2, 64, 128, encoder_layers=2, decoder_layers=3))
+NET = T5(T5Config(256, 128, 2, 64, 128, encoder_layers=1, decoder_layers=2))
 T5X = Optimizer('adafactor', RATE, 'constant', warmup=0, clip=0)
 
 

@@ -10,10 +10,9 @@ import os
 import shutil
 import signal
 
-import gin
 import jax
 import jax.numpy as jnp
-from matching import having, says
+from matching import having
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -80,18 +79,6 @@ def test_padding_and_batch_mates_do_not_change_the_loss(network):
 
 
 @pytest.mark.parametrize('network', [T5_NET, DECODER], ids=['t5', 'decoder'])
-def test_what_lies_in_the_padding_moves_neither_loss_nor_gradient(network):
-  params = init(network)
-  clean = collate([([3, 4], [5, 1]), ([3, 4, 5, 6], [7, 8, 9, 1])], (8,))
-  outside = [np.arange(8)[None] >= n[:, None] for n in (clean.source_length, clean.target_length)]
-  dirty = clean.replace(source=np.where(outside[0], 7, clean.source), target=np.where(outside[1], 9, clean.target))
-  gradient = jax.jit(jax.value_and_grad(lambda p, b: losses.loss(network, p, b)[0]))
-  results = [gradient(params, b) for b in (clean, dirty)]
-  for x, y in zip(*map(jax.tree.leaves, results), strict=True):
-    np.testing.assert_allclose(x, y, atol=1e-6)
-
-
-@pytest.mark.parametrize('network', [T5_NET, DECODER], ids=['t5', 'decoder'])
 def test_teacher_forcing_sees_what_decoding_sees(network):
   model = Model(init(network), network)
   greedy = dict(max_new_tokens=6, sampler=speccascade.Sampler(0.0))
@@ -108,7 +95,7 @@ def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
   assert [p.name for p in (tmp_path / 'run').iterdir()] == ['lock']
 
 
-@pytest.mark.parametrize('optimizer', quick(['adamw', 'adafactor'], ['adamw']))
+@pytest.mark.parametrize('optimizer', quick(['adamw', 'adafactor'], ['adamw'], []))
 @pytest.mark.parametrize('network', [T5_NET, DECODER], ids=['t5', 'decoder'])
 def test_training_lowers_the_loss(network, optimizer, tmp_path):
   rate = {'adamw': 1e-2, 'adafactor': 3e-2}[optimizer]
@@ -254,16 +241,15 @@ def test_the_distances_are_their_definitions():
   assert got == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.full
 def test_a_teacher_is_at_distance_zero_from_itself_and_weight_mixes_in_the_cross_entropy():
-  params = init(T5_NET)
-  batch = collate(first_pairs(3), (8,))
-  for distance in losses.DISTANCES:
-    value, parts = losses.loss(T5_NET, params, batch, Model(params, T5_NET), Distillation(distance))
-    assert float(value) == pytest.approx(0, abs=1e-6) and float(parts['acceptance']) == pytest.approx(1)
-  teacher = Model(init(T5_NET, 1), T5_NET)
-  value, parts = losses.loss(T5_NET, params, batch, teacher, Distillation('forward_kl', weight=0.25))
-  assert float(value) == pytest.approx(0.25 * float(parts['forward_kl']) + 0.75 * float(parts['cross_entropy']))
+  params, batch = init(T5_NET), collate(first_pairs(3), (8,))
+  mixed = Distillation('forward_kl', weight=0.25)
+  of = jax.jit(lambda teacher: losses.loss(T5_NET, params, batch, Model(teacher, T5_NET), mixed))
+  for teacher in (params, init(T5_NET, 1)):
+    value, parts = of(teacher)
+    same = teacher is params
+    assert (float(parts['forward_kl']) == pytest.approx(0, abs=1e-6)) == same == (parts['acceptance'] > 0.99999)
+    assert float(value) == pytest.approx(0.25 * float(parts['forward_kl']) + 0.75 * float(parts['cross_entropy']))
 
 
 def words(folder, **around):
@@ -530,27 +516,6 @@ def test_the_command_trains_every_job_and_a_later_one_from_an_earlier(tmp_path, 
   small = speccascade.load(tmp_path / 'out' / 'small' / 'model')
   assert small.network.config.embed_dim == 8 and small.tokenizer is not None
   assert logging.getLogger('absl').level == 31
-
-
-def test_the_command_says_what_is_wrong_with_a_config(tmp_path, capsys):
-  bindings = 'train.Optimizer.name = "sgd"', 'train.Settings.optimizer = @train.Optimizer()'
-  wrong = _command(tmp_path, *(f'--gin_bindings={binding}' for binding in bindings))
-  error = capsys.readouterr().err
-  assert wrong == 1 and says(error, "name='sgd'", 'adamw', 'adafactor') and error.count('\n') == 1
-
-
-def test_unknown_names_of_a_config_come_with_the_nearest(tmp_path):
-  (tmp_path / 'config.gin').write_text(CONFIG)
-  before = list(gin.config._LOCATION_PREFIXES)
-  for binding, parts in (
-    ('train.Setings.steps = 3', ['train.Setings', 'train.Settings?']),
-    ('train.Settings.stepz = 3', ['train.Settings', 'stepz', 'steps?']),
-    ('smal/train.Settings.steps = 3', ['smal', 'small?']),
-    ('train.Settings.steps = %STEPS', ['%STEPS']),
-  ):
-    with pytest.raises(RunError, match=having(*parts)):
-      jobs.read([str(tmp_path / 'config.gin')], [binding])
-  assert gin.config._LOCATION_PREFIXES == before
 
 
 def test_a_config_may_import_a_module_of_the_users(tmp_path, monkeypatch):
