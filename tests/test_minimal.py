@@ -11,6 +11,7 @@ from jax.tree_util import Partial
 import minimal
 import numpy as np
 import pytest
+from tiers import quick
 
 import speccascade
 from speccascade import methods, rules
@@ -70,8 +71,10 @@ def by_minimal(rule, temperature: float, seed: int):
   return [np.asarray(x)[n:end].tolist() for x, n, end in zip(state.tokens, lengths, state.length)], state
 
 
-@pytest.mark.parametrize('temperature', [0.0, 1.0])
-@pytest.mark.parametrize('rule', RULES)
+CASES = [(rule, temperature) for rule in RULES for temperature in (0.0, 1.0)]
+
+
+@pytest.mark.parametrize('rule, temperature', quick(CASES, [('speculative', 0.0), ('opt', 1.0)], []))
 def test_it_emits_the_tokens_of_the_package(rule, temperature):
   own, packaged = RULES[rule]
   method = methods.speculative(packaged, block=GAMMA)

@@ -234,18 +234,6 @@ def test_speed_up_of_nested_speculation_is_that_of_simulated_rounds(setting):
   assert ratio_close(tokens, time, middle.speedup_nested(*setting))
 
 
-def test_nested_speculation_of_two_models_is_speculative_decoding():
-  alphas, gammas = np.array([0.0, 0.3, 0.9, 1 - 1e-12, 1.0])[:, None], np.arange(1, 9)
-  got = middle.speedup_nested([alphas], [gammas], (0.1, 1.2), 0.3)
-  np.testing.assert_allclose(got, theory.speedup_speculative(alphas, gammas, 0.1, 1.2, 0.3), rtol=1e-8)
-
-
-def test_nested_speculation_goes_to_its_limit_as_all_is_accepted():
-  alphas = 1 - np.array([2e-6, 1e-6, 1e-7, 3e-8, 2e-9, 0])
-  got = middle.speedup_nested((alphas, alphas), (3, 2), (0.1, 0.2, 1.0))
-  np.testing.assert_allclose(got, 4.5, rtol=2e-5)
-
-
 def test_the_best_nested_chain_is_the_best_of_all_blocks():
   acceptance = np.array([[0, 0.85, 0.6], [0, 0, 0.8], [0, 0, 0]])
   pays = set()

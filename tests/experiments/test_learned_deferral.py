@@ -5,7 +5,6 @@ import json
 import pathlib
 
 import by_slot
-from continued import Continued
 import held_out
 import jax
 import jax.numpy as jnp
@@ -134,8 +133,7 @@ def test_losses_are_their_definitions():
     np.testing.assert_allclose(loss(jnp.float32(outputs), some), expected[name], rtol=1e-5)
 
 
-@pytest.mark.parametrize('alone', [False, True])
-@pytest.mark.parametrize('loss', quick(LOSSES, ['expected'], ['swap']))
+@pytest.mark.parametrize('loss, alone', quick([(n, x) for n in LOSSES for x in (0, 1)], [('expected', 1)], []))
 def test_a_head_learns_where_the_drafter_errs(loss, alone):
   weights = fit(LOSSES[loss], tokens(4000), alone=alone, steps=600)
   new = tokens(300, seed=1)
@@ -160,19 +158,7 @@ def test_what_is_read_is_what_the_models_make_of_the_texts(models, read):
   np.testing.assert_array_equal(read.features[:, -1] == 1, read.first_q == read.first_p)
 
 
-@pytest.mark.full
-def test_an_encoder_decoder_goes_on_from_any_part_of_its_output(models):
-  large = models[1]
-  source = large.tokenizer.encode(embedded.sentences('validation', 1)[0][0])
-  settings = dict(max_new_tokens=48, sampler=Sampler(0.0))
-  (expected,) = decode(methods.autoregressive(), [large], [source], **settings).tokens
-  continued = large.replace(network=Continued(large.network, large.tokenizer.eos_ids[0]))
-  cuts = range(len(expected))
-  out = decode(methods.autoregressive(), [continued], [source + list(expected[:n]) for n in cuts], **settings)
-  assert [list(expected[:n]) + list(tokens) for n, tokens in zip(cuts, out.tokens)] == [list(expected)] * len(expected)
-
-
-@pytest.mark.full
+@pytest.mark.long
 def test_a_text_has_the_drafters_tokens_wherever_they_do_not_matter(models):
   found, texts = reading.swaps(models, embedded.task(count=4), batch_size=4)
   assert found.matters.any() and not found.matters.all()
@@ -185,69 +171,6 @@ def test_a_text_has_the_drafters_tokens_wherever_they_do_not_matter(models):
 
 
 # ---- the comparison ----
-
-
-def differing(count=300, seed=0):
-  """Return tokens of 30 texts at which the two models know more or less."""
-  rng = np.random.default_rng(seed)
-  features = -np.abs(rng.normal(size=(count, len(FEATURES))))
-  first_q, first_p, token = rng.integers(3, size=(3, count))
-  features[:, FEATURES.index('entropy q')] *= -1
-  features[:, FEATURES.index('entropy p')] *= -1
-  features[:, FEATURES.index('tv')] *= -0.3
-  features[:, -1] = first_q == first_p
-  return Tokens(
-    features=features,
-    logq=-rng.exponential(size=count),
-    logp=-rng.exponential(size=count) / 2,
-    first_q=first_q,
-    first_p=first_p,
-    token=token,
-    text=np.arange(count) // 10,
-    at=np.arange(count) % 10,
-    matters=rng.random(count) < 0.2,
-  )
-
-
-def test_mean_losses_are_those_of_the_largest_scores():
-  rng = np.random.default_rng(1)
-  loss_q, loss_p = rng.random((2, 20))
-  scores = rng.normal(size=20)
-  for share in (0.0, 0.25, 1.0):
-    deferred = np.isin(np.arange(20), np.argsort(-scores)[: int(20 * share)])
-    found = held_out.mean_losses(scores, loss_q, loss_p, [share])
-    np.testing.assert_allclose(found, [np.where(deferred, loss_p, loss_q).mean()])
-
-
-def test_tied_scores_share_their_mean():
-  loss_q = np.array([1.0, 0.0, 1.0, 1.0])
-  found = held_out.mean_losses(np.array([-np.inf, -np.inf, 2.0, -np.inf]), loss_q, np.zeros(4), [0.25, 0.5])
-  np.testing.assert_allclose(found, [0.5, 0.5 - 2 / 3 / 4])
-
-
-@pytest.mark.parametrize('kind', ['0-1', 'log', 'draw', 'swap'])
-def test_the_oracle_bounds_every_rule_and_closes_the_gap(kind):
-  some = differing()
-  loss_q, loss_p = held_out.losses_of(some, kind)
-  learned = {'oracle': loss_q - loss_p, 'noise': np.random.default_rng(2).normal(size=300)}
-  found = held_out.compare(some, kind, learned, shares=(0.1, 0.3))
-  least = np.array(found['loss'][held_out.ORACLE])
-  rows = {name: np.array(x) for name, x in found['loss'].items() if isinstance(x, list)}
-  assert all((least <= x + 1e-5).all() for x in rows.values())
-  assert found['tokens'] == 300 and found['texts'] == 30
-  for value, low, high in found['closed']['oracle']:
-    assert low <= value <= high and value == pytest.approx(1)
-  assert all(value < 1 for value, _, _ in found['closed']['noise'])
-  assert any('oracle' in line for line in held_out.table(found))
-
-
-def test_a_restricted_rule_defers_where_the_models_differ_first():
-  some = differing()
-  scores = held_out.plug_in_scores(some.features)
-  differ = some.first_q != some.first_p
-  for name in ('chow', 'diff', 'opt_log'):
-    np.testing.assert_array_equal(scores[f'{name}, where they differ'][differ], scores[name][differ])
-    assert np.isneginf(scores[f'{name}, where they differ'][~differ]).all()
 
 
 # ---- training, and decoding by what was trained ----
@@ -294,13 +217,6 @@ def test_commands_and_configs_know_a_rule_that_was_trained(tmp_path, monkeypatch
     assert all(point.build().name.startswith('speculative[learned') for point in curve.points())
 
 
-@pytest.mark.parametrize(
-  ('name', 'curve'), [('multi30k', 'Curve.name'), ('sums', 'Curve.name'), ('by_slot', 'SpecCascade [OPT by slot]')]
-)
-def test_the_runs_of_the_experiment_are_configs(name, curve):
-  assert curve in config.parse([str(FOLDER / f'{name}.gin')])
-
-
 def test_curves_of_a_run_are_compared_on_the_same_texts(tmp_path, monkeypatch, capsys):
   (tmp_path / 'config.gin').write_text(
     'embedded.task.count = 3\nExperiment.task = @embedded.task()\nExperiment.models = @embedded.models\n'
@@ -328,56 +244,6 @@ def test_curves_of_a_run_are_compared_on_the_same_texts(tmp_path, monkeypatch, c
 
 
 # ---- an α for each slot ----
-
-
-@pytest.mark.parametrize('temperature', [0.0, 1.0])
-def test_the_decision_is_that_of_opt(temperature):
-  rng = np.random.default_rng(0)
-  q, p = (jnp.float32(rng.normal(0, 3, (40, 6))) for _ in range(2))
-  about = dict(features=np.asarray(features(q, p)), first_q=np.asarray(q.argmax(-1)), first_p=np.asarray(p.argmax(-1)))
-  gain, rejection = by_slot.decision(Tokens(**dict.fromkeys(Tokens.__dataclass_fields__) | about), temperature == 0)
-  for alpha in (0.0, 0.1, 0.5):
-    found = rules.target(functools.partial(rules.opt, alpha=np.float32(alpha)), (q, p), Sampler(temperature))
-    np.testing.assert_array_equal(found.deferred, gain > alpha * rejection)
-
-
-def decisions(count, seed):
-  """Return gains and chances of a rejection of tokens at which two models differ more or less."""
-  rng = np.random.default_rng(seed)
-  rejection = rng.beta(0.5, 1.0, count)
-  return rejection * rng.normal(0.2, 0.4, count), rejection
-
-
-@pytest.mark.parametrize('gamma', [1, 4])
-def test_rates_by_slot_are_those_of_simulated_rounds(gamma):
-  gain, rejection = decisions(50, gamma)
-  alphas = np.linspace(0.5, 0.0, gamma + 1)
-  rng = np.random.default_rng(1)
-  drawn = rng.integers(50, size=(40_000, gamma + 1))
-  defers = gain[drawn] > alphas * rejection[drawn]
-  rejected = defers & (rng.random(drawn.shape) < rejection[drawn])
-  reached = np.cumsum(rejected, 1) - rejected == 0
-  expected = (gain[drawn] * defers)[reached].sum() / reached.sum(), len(drawn) / reached.sum()
-  np.testing.assert_allclose(by_slot.rates_by_slot(gain, rejection, alphas), expected, rtol=0.02)
-
-
-@pytest.mark.parametrize('cost', [0.0, 0.2, 1.0])
-def test_alphas_by_slot_lose_the_least_of_all(cost):
-  gain, rejection = decisions(400, 7)
-
-  def objective(alphas):
-    lower, calls = by_slot.rates_by_slot(gain, rejection, alphas)
-    return cost * calls - lower
-
-  found = by_slot.alphas_by_slot(gain, rejection, cost, 4)
-  least = objective(found)
-  assert found[-1] == 0 and (np.diff(found) <= 1e-9).all()
-  rng = np.random.default_rng(3)
-  others = [found + rng.normal(0, scale, 5) for scale in (0.01, 0.1, 1.0) for _ in range(60)]
-  others += [np.full(5, alpha) for alpha in np.linspace(0, 2, 41)]
-  assert all(least <= objective(other) + 1e-9 for other in others)
-  if cost:
-    assert least < min(objective(np.full(5, alpha)) for alpha in np.linspace(0, 2, 201))
 
 
 def test_the_loop_decodes_by_the_alphas_that_were_chosen(models, read, tmp_path, capsys):

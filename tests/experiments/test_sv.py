@@ -75,15 +75,6 @@ def test_a_companion_never_pays_where_more_tokens_cost_nothing():
   assert results['speculative'].block == 5 and results['speculative'].speed > 2
 
 
-def test_the_reading_of_all_tokens_stops_at_a_step_that_the_other_passes():
-  loop = trio(0.6, any_total=False)
-  made = loop.profile(observed(), 64, 5)
-  assert sorted(made.times[64]) == [64, 128, 192, 256, 384]
-  few, some = (sv_model.simulate(made, 64, 5, sv_costs.VARIANTS[f'SV, {x} tokens']) for x in ('all', 'accepted'))
-  assert few['verified'] == 0 < some['verified']
-  assert sorted(loop.profile(observed(), 8, 5).times[8]) == [48]  # too few to be packed
-
-
 # ---- files ----
 
 TIMES = PassTimes((8, 16, 48), (1.0, 1.0, 2.0), 0.125)
@@ -132,23 +123,6 @@ def test_a_run_may_have_its_profile_from_python_or_a_plan(tmp_path):
   assert speeds == [[1, 'autoregressive', 10, 1, 10, ''], [1, 'sv_exact, γ = 5', 20, 2, 19, 'yes']]
   (chosen,) = (t['rows'] for t in tables if t['title'] == 'Method by batch')
   assert chosen == [['by batch', 1, 'sv_exact'], ['by batch', 8, 'sv_exact']]
-
-
-def test_a_companion_may_cost_more_where_verification_pays():
-  (paid,) = sv_studies.break_even(trio(0.3).profile(observed(), 8, 5))['rows']
-  (unpaid,) = sv_studies.break_even(trio(0.0).profile(observed(), 8, 5))['rows']
-  for row in (paid, unpaid):
-    assert row[0] == 8 and (row[11] > row[10]) == (row[5] > max(row[1], row[3]))
-  assert paid[6] > unpaid[6]
-
-
-def test_waste_is_counted_where_the_last_model_scored_what_others_drafted():
-  line = dict(calls=[2, 0, 2], positions=[4, 0, 8], emitted=6, rounds=2)
-  unread = dict(calls=[2, 0, 0], positions=[4, 0, 0], emitted=0, rounds=0)
-  of = lambda *lines: sv_studies._waste({('SV', '', 1.0): lines})['rows']
-  assert of(line, line) == of(unread, line, line) == [['SV', '', 1.0, 3.0, 4.0, 0.25]]
-  assert of(unread) == of(line | dict(positions=[4, 8, 0], calls=[2, 2, 0])) == of(line | dict(calls=[0, 0, 2])) == []
-  assert of(line | dict(rounds=0, emitted=0)) == []
 
 
 def test_a_folder_of_a_run_gives_tables_and_drawings(tmp_path):

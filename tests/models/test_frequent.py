@@ -79,7 +79,7 @@ SAMPLERS = {}, dict(temperature=0.7, top_k=2)
 DRAWN = [(name, sampler) for name in ('speculative', 'opt', 'token_v3') for sampler in SAMPLERS]
 
 
-@pytest.mark.parametrize('name, sampler', quick(DRAWN, [DRAWN[0], DRAWN[3]], []))
+@pytest.mark.parametrize('name, sampler', quick(DRAWN, DRAWN[3:4], []))
 def test_what_is_emitted_follows_the_target_of_the_renormalised_distribution(name, sampler):
   rule = functools.partial(getattr(rules, name), **({} if name == 'speculative' else {'alpha': 0.3}))
   pair = [DRAFTER, LARGE]
