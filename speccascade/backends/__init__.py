@@ -21,6 +21,7 @@ from speccascade.backends.base import Backend, Entry, entry_of, Offsets, View
 from speccascade.backends.cpu import CPU
 from speccascade.backends.gpu import GPU
 from speccascade.backends.limits import memory
+from speccascade.backends.parameters import Parameters
 from speccascade.backends.registry import backend, by_name, named, register, use
 from speccascade.backends.tpu import TPU
 from speccascade.host.errors import first_line
@@ -46,7 +47,7 @@ def backend_for(params, mesh: Mesh | None = None, layout: Any = None) -> Backend
   return found if len(devices) == 1 else found.on_mesh(layout)
 
 
-def prepared(models: Sequence, layout: Any = None, mesh: Mesh | None = None) -> tuple[Backend, tuple]:
+def prepared(models: Sequence, layout: Any = None, mesh: Mesh | None = None) -> tuple[Backend, Parameters]:
   """Return the backend of models that run together, and the parameters that it computes with.
 
   Args:
@@ -58,11 +59,8 @@ def prepared(models: Sequence, layout: Any = None, mesh: Mesh | None = None) -> 
     The backend, and the parameters of each model; those in numpy are put on the device here, or each run would do so.
   """
   found = backend_for([m.params for m in models], mesh, layout)
-
-  def put(params):
-    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, params)
-
-  return found, tuple(put(found.prepare(m.params)) for m in models)
+  made = Parameters(found.prepare(m.params) for m in models)
+  return found, jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, made)
 
 
 @functools.cache

@@ -116,7 +116,7 @@ class Side:
   def remember(self, texts: Sequence[tuple[np.ndarray, int]]):
     """Let the networks that remember outputs have those that ended: tokens, and where the output begins."""
     pairs = zip(self.program.networks, self.params, strict=True)
-    self.params = tuple(p if p is None else n.remember(p, texts) for n, p in pairs)
+    self.params = backends.Parameters(p if p is None else n.remember(p, texts) for n, p in pairs)
 
 
 class Rounds:

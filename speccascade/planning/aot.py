@@ -149,6 +149,13 @@ class Placement:
     specs = jax.tree.map(lambda _: PartitionSpec(), tree) if specs is None else specs
     return jax.tree.map(lambda x, s: _shape(x, NamedSharding(self.mesh, s)), tree, specs)
 
+  def put_each(self, params: backends.Parameters, specs: Sequence) -> backends.Parameters:
+    """Return the shapes of models' parameters with shardings; an array of several models is one."""
+    arrays, (tree, index) = params.flat
+    placed = jax.tree.leaves(tuple(map(self.put, params, specs)))
+    once = dict(zip(reversed(index), reversed(placed)))
+    return backends.Parameters.tree_unflatten((tree, index), [once[i] for i in range(len(arrays))])
+
 
 def _shape(x: Any, sharding) -> jax.ShapeDtypeStruct:
   x = x if hasattr(x, 'dtype') else np.asarray(x, np.float32 if isinstance(x, float) else None)
@@ -183,8 +190,9 @@ def program(
   zero = np.uint32(0)
   row = requests.Row(prompt, 0, 0, 0, sizes.tokens, 0, zero, zero, sampler, (), (), (), 0)
   rows = requests.arrays([row] * sizes.batch, requests.features([row]), sizes.batch, sizes.source, vocab)
-  shapes = tuple(jax.eval_shape(backend.prepare, models[m].params) for m in method.slots)
-  params = tuple(map(placement.put, shapes, specs))
+  given = backends.Parameters(models[m].params for m in method.slots)
+  shapes = jax.eval_shape(lambda params: backends.Parameters(map(backend.prepare, params)), given)
+  params = placement.put_each(shapes, specs)
   state = jax.eval_shape(lambda p: loop.blank(fixed, method.start, p, rows), shapes)
   state = placement.put(state, None if layout is None else fixed.specs(state))
   stop = np.zeros(sizes.batch, bool)

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from speccascade import Sampler
 from speccascade.engine import loop
 from speccascade.engine.lowering import lower
@@ -19,17 +17,6 @@ from speccascade.planning import aot, hlo, rounds
 from speccascade.types import Model
 
 KINDS = {'params': 'weights', 'caches': 'caches', 'window': 'window'}  # by a name in the path of an argument
-
-
-def bytes_taken_twice(module: hlo.Module, slots: Sequence[Model]) -> int:
-  """Return the bytes of weights that a device has once, and a program takes for a model and for a part of it."""
-  known: dict[str, Any] = {}
-  for slot, model in enumerate(slots):
-    leaves = jax.tree_util.tree_leaves_with_path(model.params)
-    known |= {f'params[{slot}]{jax.tree_util.keystr(path)}': id(x) for path, x in leaves}
-  arguments = [x for x in module.computations[module.entry] if x.op == 'parameter' and x.path in known]
-  once = {known[x.path]: x for x in arguments}
-  return sum(hlo.shape_bytes(x.shape) for x in arguments if once[known[x.path]] is not x)
 
 
 def argument_bytes(module: hlo.Module) -> dict[str, int]:
@@ -74,9 +61,7 @@ def report(
   simulated = rounds.simulate(module, chip.bandwidth / chip.clock, method.draft_turns) if on_tpu else None
   least = aot.floor_bytes(method, models, sizes, placement)
   arguments = argument_bytes(module)
-  twice = bytes_taken_twice(module, [models[m] for m in method.slots])
-  arguments['weights'] -= twice
-  taken = memory.argument_size_in_bytes - twice
+  taken = memory.argument_size_in_bytes
   new = memory.output_size_in_bytes - memory.alias_size_in_bytes
   copied = sum(array.bytes for _, array in anew)
   used = taken + memory.temp_size_in_bytes + new

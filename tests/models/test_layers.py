@@ -137,6 +137,19 @@ def test_layerskip_shares_the_arrays():
     assert leaf is original
 
 
+@pytest.mark.parametrize('kind', [jnp.asarray, np.asarray])
+def test_a_program_takes_an_array_of_two_models_once(kind):
+  whole = Model(params=jax.tree.map(kind, params_of(LLAMA)), network=LLAMA, name='big')
+  _, both = backends.prepared([layerskip(whole, 2), whole])
+  assert len(jax.tree.leaves(both)) == len(jax.tree.leaves(whole.params))
+  doubled, ones = jax.jit(lambda given: jax.tree.map(lambda x: 2 * x, given))(both), jax.tree.map(lambda _: 1, both)
+  assert jax.tree.structure(doubled) == jax.tree.structure(both) == jax.tree.structure(ones)
+  for given, twice in zip(both, doubled, strict=True):
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(2 * x, y), given, twice)
+  paths = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(both)}
+  assert "['0/layers_0/attention/key/kernel']" in paths and "['1/layers_2/attention/key/kernel']" in paths
+
+
 @pytest.mark.parametrize('network, layers', [(LLAMA, 2), (ENCDEC, 1), (GEMMA, 1)])
 def test_layerskip_equals_the_first_layers(network, layers):
   params = params_of(network)
