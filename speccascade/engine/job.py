@@ -109,6 +109,7 @@ class Job:
     rows = requests.rows(models, prompts, sampler=sampler, max_prompt_tokens=max_prompt_tokens, **numbers)
     _check_targets(method, models, rows[0].sampler)
     method = method.of([m.network for m in models])
+    _check_numbers([models[m] for m in method.slots], rows)
     for row in rows:
       with inputs.of_prompt(row.source):
         method.check_sampler(row.sampler)
@@ -133,6 +134,22 @@ def _check_targets(method: Strategy, models: Sequence[Model], sampler: sampling.
   vocab = inputs.vocabulary(models)
   for choice in method.of_batches.values():
     validate.check_targets(choice, vocab, sampler)
+
+
+def _check_numbers(slots: Sequence[Model], rows: Sequence[requests.Row]):
+  """Refuse rows with the same random numbers where one is drafted from another's text, which they have made."""
+  names = [model.name for model in slots if model.network.remembers]
+  first: dict[tuple, int] = {}
+  for row in rows if names else ():
+    if row.sampler.greedy or row.sampler.coupling == 'gumbel':
+      continue
+    key = row.seed, row.stream, row.example_id, row.sample
+    if (other := first.setdefault(key, row.source)) != row.source:
+      raise ValueError(
+        f'prompts {other} and {row.source} have the same random numbers (seed {row.seed}, example_id '
+        f"{row.example_id}), and {names[0]} drafts the one from the other's text; give each a seed or an example_id of "
+        "its own, or decode with coupling='gumbel'."
+      )
 
 
 def _check_models(method: Strategy, models: Sequence[Model]) -> list[Model]:

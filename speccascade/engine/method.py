@@ -188,7 +188,7 @@ class Strategy:
     """Return the method for these models' networks, which say how each of them drafts.
 
     Raises:
-      ValueError: If a target needs the distribution of a model that drafts without knowing what it drafted.
+      ValueError: If a target needs a distribution that a model which drafts has not, given the text before a token.
     """
     return self
 
@@ -228,13 +228,11 @@ class Method(Strategy):
   def of(self, networks: Sequence[Network]) -> 'Method':
     slots = [networks[m] for m in self.slots]
     method = self.replace(phases=mapped(lambda p: p.of(slots), self.phases))
-    blind = {phase.model for phase in method.all_phases if isinstance(phase, Propose) and phase.mask_token is not None}
-    asked = {slot for phase in method.all_phases if isinstance(phase, Verify) for slot in phase.reads or ()}
-    if blind and (blind & asked or self.about.accepts_all or self.takes_turns):
+    if (misread := _misread(method, slots)) is not None:
+      slot, why = misread
       raise ValueError(
-        f'{self.name} reads the distribution of model {self.slots[min(blind)]}, which drafts in one pass: that of a '
-        'token does not know those before it. Let the model draft beside those of the target, as in '
-        'methods.speculative(rule, drafter=2).'
+        f'{self.name} reads the distribution of model {self.slots[slot]}, {why}. Let the model draft beside those of '
+        'the target, as in methods.speculative(rule, drafter=2).'
       )
     return method
 
@@ -278,6 +276,23 @@ class Method(Strategy):
   def calls(self) -> list[dict[int, int]]:
     """Return {slot: model calls} of a round; where models take turns, of the round of each."""
     return [_calls(phases) for phases in rounds(lower(self).phases)]
+
+
+def _misread(method: Method, slots: Sequence[Network]) -> tuple[int, str] | None:
+  """Return a slot that is asked for a distribution which is none of the text before a token, and why; None: no slot is.
+
+  A network with masks has such distributions where it drafts, a head of all tokens that are pending.
+  """
+  drafters = [phase for phase in method.all_phases if isinstance(phase, Propose)]
+  asked = {slot for phase in method.all_phases if isinstance(phase, Verify) for slot in phase.reads or ()}
+  blind = {phase.model for phase in drafters if phase.mask_token is not None}
+  if blind and (blind & asked or method.about.accepts_all or method.takes_turns):
+    return min(blind), 'which drafts in one pass: that of a token does not know those before it'
+  tested = {slot for phase in method.all_phases for slot in phase.tests} if drafters else set()
+  tested |= {phase.model for phase in drafters if method.about.accepts_all}
+  if heads := [slot for slot in tested if slots[slot].provisional]:
+    return min(heads), 'a head: that of a drafted token is another once the verifier has read the tokens before it'
+  return None
 
 
 def _calls(phases: Sequence[Phase]) -> dict[int, int]:

@@ -16,6 +16,7 @@ import tiny
 import speccascade
 from speccascade import acceptance, methods, models, Request, rules, Sampler
 from speccascade.checkpoints import hf
+from speccascade.engine.job import Job
 import speccascade.models.medusa
 import speccascade.models.toy
 
@@ -24,7 +25,8 @@ CONFIG = tiny.LLAMA | SIZES | {'num_hidden_layers': 6, 'tie_word_embeddings': Fa
 E, H, K, D, F, V, DRAFTED, EPS = 8, 4, 2, 2, 12, 11, 5, 1e-6
 PROMPTS = [[1, 2, 3, 4], [5, 6], [3, 4, 5, 6, 7, 8, 9, 1, 2]]
 MIMO = CONFIG | {'model_type': 'mimo', 'num_nextn_predict_layers': 1, 'rms_norm_eps': EPS}
-OPT = functools.partial(rules.opt, alpha=0.1)
+bound = functools.partial
+OPT = bound(rules.opt, alpha=0.1)
 
 
 @functools.cache
@@ -491,6 +493,21 @@ def test_what_does_not_fit_is_refused(tmp_path):
     models.beside(other, other)
   with pytest.raises(ValueError, match='at most'):
     speccascade.decode(methods.speculative(block=40), [head, verifier()], PROMPTS, max_new_tokens=4)
+
+
+def test_a_target_reads_a_head_in_lockstep_alone(tmp_path):
+  given, mean = [speccascade.load(eagle_1(tmp_path / 'head')[0]), verifier()], bound(rules.weighted, weights=(0.5, 0.5))
+  for method in (
+    methods.cos(mean, (2, 1)),
+    methods.ensemble_sd(mean, 2),
+    methods.naive_cos(OPT, 2),
+    methods.speculative(OPT, 2),
+    methods.token_cascade(bound(rules.chow, alpha=0.3)),
+  ):
+    with pytest.raises(ValueError, match=having('model 0, a head', 'drafter=2')):
+      Job.of_models(method, given)
+  for method in (methods.ensemble(mean), methods.oracle(OPT), methods.speculative(block=2), methods.bild()):
+    Job.of_models(method, given)
 
 
 def tiny_table():

@@ -203,6 +203,20 @@ def test_a_prompt_lookup_that_remembers_drafts_repeated_tasks_and_changes_no_gre
   assert again.tokens == plain.tokens and first(again) > first(kept) + 10
 
 
+def test_a_text_is_not_drafted_from_one_that_its_own_random_numbers_made():
+  # A drafted token that a number has accepted, it would accept again; one that followed a rejection, it would reject.
+  asked = [Request([1, 2], seed=7), Request([1, 2], seed=7)]
+  job = lambda memory, *asked, **how: Job.of(
+    METHODS['speculative'], [ngram.drafter(LARGE, memory=memory), LARGE], asked, **settings | how
+  )
+  settings = dict(sampler=Sampler(), seed=0, max_new_tokens=4)
+  with pytest.raises(ValueError, match=having('prompts 0 and 1', 'seed 7', "coupling='gumbel'")):
+    job(8, *asked)
+  job(0, *asked)
+  job(8, *asked, sampler=Sampler(coupling='gumbel'))
+  job(8, Request([1, 2], seed=7, n=2), Request([1, 2], seed=7, example_id=1), Request([1, 2], seed=7, temperature=0.0))
+
+
 def test_a_memory_has_the_latest_texts_and_none_follows_another():
   model = ngram.drafter(LARGE, 2, memory=6)
   ended = [(np.array([5, 4, 3, 2, 1]), 3), (np.array([6]), 0)]
