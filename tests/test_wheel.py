@@ -70,26 +70,24 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.full
-def test_the_default_runs_from_another_folder(installed, tmp_path):
-  where = call(installed, '-c', 'import speccascade; print(speccascade.__file__)', cwd=tmp_path, env=environment())
+def test_the_default_runs_from_another_folder_and_gin_files_have_the_names_that_they_have_here(installed, tmp_path):
+  (tmp_path / 'mine.gin').write_text("include 'shared/sums.gin'\n")
+  code = """
+import speccascade
+from speccascade.evaluate import config
+print(speccascade.__file__)
+for name in ('mine.gin', 'gin_configs/runs/multi30k_table2.gin', 'runs/gsm8k_cos.gin'):
+  print(len(config.parse([name])))
+"""
+  where, *lengths = call(installed, '-c', code, cwd=tmp_path, env=environment()).splitlines()
   assert where.startswith(str(installed.parents[1]))
+  assert len(lengths) == 3 and all(int(length) > 1000 for length in lengths)
   cache = os.path.join(tempfile.gettempdir(), 'speccascade-test-cache')
   command = (installed, '-m', 'speccascade.run', *SHORT, f'--compilation_cache={cache}')
   out = call(*command, cwd=tmp_path, env=environment())
   (run,) = (tmp_path / 'runs').iterdir()
   assert (run / 'report.html').is_file() and 'quality: 4/4 examples' in out
   assert 'Unable to initialize backend' not in out  # what JAX says of chips that are not there
-
-
-def test_the_gin_files_come_along_under_the_name_that_they_have_here(installed, tmp_path):
-  (tmp_path / 'mine.gin').write_text("include 'shared/sums.gin'\n")
-  code = """
-from speccascade.evaluate import config
-for name in ('mine.gin', 'gin_configs/runs/multi30k_table2.gin', 'runs/gsm8k_cos.gin'):
-  print(len(config.parse([name])))
-"""
-  lengths = call(installed, '-c', code, cwd=tmp_path, env=environment()).splitlines()
-  assert len(lengths) == 3 and all(int(length) > 1000 for length in lengths)
 
 
 def test_the_wheel_says_what_an_index_shows(wheel):

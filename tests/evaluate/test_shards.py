@@ -53,28 +53,17 @@ def test_an_example_is_timed_by_one_shard_with_every_point_in_every_trial():
 # ---- as commands ----
 
 
-@pytest.fixture(scope='module')
-def config(tmp_path_factory):
-  return written(tmp_path_factory.mktemp('configs'))
-
-
-@pytest.fixture(scope='module')
-def whole(config):
-  """Return the folder of one process's run."""
-  (config.parent / 'one').mkdir()
-  code, _, err = finish(start(config, 'run', cwd=config.parent / 'one'))
-  assert code == 0, err
-  return config.parent / 'one' / 'run'
-
-
 @pytest.mark.full
-def test_three_shards_of_which_one_was_killed_come_to_one_processs_bytes(config, whole, monkeypatch, capsys):
-  folder = config.parent / 'three'
-  folder.mkdir()
-  monkeypatch.chdir(folder)
+def test_three_shards_of_which_one_was_killed_come_to_one_processs_bytes(tmp_path, monkeypatch, capsys):
+  config, folder, whole = written(tmp_path), tmp_path / 'three', tmp_path / 'one' / 'run'
   here = lambda *flags: (run.main([*given(config, 'run'), *flags]), *capsys.readouterr())
-  begin = lambda: start(config, 'run', '--shard=1/3', cwd=folder)
-  killed = begin()
+  for name in ('one', 'three'):
+    (tmp_path / name).mkdir()
+  monkeypatch.chdir(tmp_path / 'one')
+  code, _, err = here()
+  assert code == 0, err
+  monkeypatch.chdir(folder)
+  killed = start(config, 'run', '--shard=1/3', cwd=folder)
   lines = folder / 'run' / 'shards' / '1-of-3' / 'examples.jsonl'
   wait_until(lambda: lines_in(lines) >= 5, killed)
   killed.kill()
@@ -86,7 +75,7 @@ def test_three_shards_of_which_one_was_killed_come_to_one_processs_bytes(config,
     assert code == 0 and not out and re.search(r'the results wait for .*1/3 \(\d+ of \d+ lines\)', err), err
   code, _, err = here('--merge')
   assert code == 1 and re.search(r'error: run lacks 1 of 3 shards: 1/3 \(\d+ of 20 lines\); run each with', err)
-  code, out, err = finish(begin())
+  code, out, err = here('--shard=1/3')
   assert code == 0 and 'Report: run/report.html' in out, err
   same_bytes(whole, folder / 'run')
   for name in ('results.json', 'examples.jsonl', 'report.html'):
