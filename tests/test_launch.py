@@ -84,9 +84,3 @@ def test_an_indexed_job_starts_as_many_as_it_says(called):
     for shard in shards(called(*container['command'], *container['args'], JOB_COMPLETION_INDEX=str(i)))
   ]
   assert found == [(i, count) for i in range(count)]
-
-
-@pytest.mark.parametrize('script', sorted(LAUNCH.glob('*.sh')), ids=lambda p: p.name)
-def test_a_script_says_how_it_is_called(script):
-  subprocess.run(['bash', '-n', script], check=True)
-  assert f'scripts/launch/{script.name}' in script.read_text().split('set -')[0] and os.access(script, os.X_OK)

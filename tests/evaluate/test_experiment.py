@@ -32,12 +32,6 @@ def error(**changes) -> str:
   return str(caught.value)
 
 
-def test_nothing_is_loaded_before_load(tmp_path):
-  experiment = make(models=[Checkpoint(str(tmp_path / 'small')), Checkpoint(str(tmp_path / 'large'))])
-  with pytest.raises(FileNotFoundError, match='small'):
-    experiment.load()
-
-
 def test_models_come_from_anything_that_gives_them_and_have_names_of_their_own():
   small, large = toys.models()
   twin = small.replace(name=large.name)

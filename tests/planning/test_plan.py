@@ -19,7 +19,6 @@ import pytest
 from speccascade import decode, embedded, methods, models, plan, Request, Sampler
 from speccascade.decode import __main__ as command
 from speccascade.engine import requests
-from speccascade.host.progress import Progress
 from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.eagle import Eagle, HeadConfig
@@ -175,26 +174,13 @@ def test_what_was_measured_has_the_last_word(seconds, verdict):
   assert made.choice.method == ('speculative' if seconds < 1 else 'autoregressive')
 
 
-def test_an_ensemble_is_compared_to_the_standard_one():
-  made = planned(pair(), PROMPTS, costs(0.01), (2,), rules={'even': EVEN})
-  speeds, _ = clocked(lambda m: {'autoregressive': 1.0, 'ensemble': 4.0}.get(m.name, 2.0))
-  references = {'alone': methods.autoregressive(1), 'even': methods.ensemble(EVEN)}
-  tried = planner.try_best(made.batches[0], references, speeds)
-  assert {r.candidate.name: r.measured.median for r in tried.rows} == {
-    'speculative': 0.5,
-    'naive_cos even': 2.0,
-    'cos even': 2.0,
-  }
-
-
-def test_a_name_does_not_decide_what_a_candidate_is_compared_to():
-  rules = {'even': EVEN, 'my cos even': OPT}
-  made = planned(pair(), PROMPTS, costs(0.01), (2,), rules=rules)
+def test_an_ensemble_is_compared_to_the_standard_one_whatever_its_name():
+  made = planned(pair(), PROMPTS, costs(0.01), (2,), rules={'even': EVEN, 'my cos even': OPT})
   speeds, _ = clocked(lambda m: {'autoregressive': 1.0, 'ensemble': 4.0}.get(m.name, 2.0))
   references = {'alone': methods.autoregressive(1), 'even': methods.ensemble(EVEN)}
   tried = planner.try_best(made.batches[0], references, speeds)
   gains = {r.candidate.name: r.measured.median for r in tried.rows}
-  assert (gains['my cos even'], gains['cos even']) == (0.5, 2.0)
+  assert gains == {'speculative': 0.5, 'my cos even': 0.5, 'naive_cos even': 2.0, 'cos even': 2.0}
 
 
 def test_a_method_with_more_to_it_has_to_be_faster_by_five_per_cent():
@@ -286,33 +272,12 @@ def test_forced_acceptance_keeps_all_or_none_whatever_the_models_say(rate, round
     assert out.stats.rounds.tolist() == [rounds] * 3
 
 
-@pytest.mark.full
-def test_costs_and_speeds_are_measured_where_none_are_given(monkeypatch):
-  shown = []
-
-  class Shown(Progress):
-    add = lambda bar, count, note: shown.append((bar.n + count, bar.total)) or bar.update(count)
-
-  monkeypatch.setattr(budget, 'Progress', Shown)
-  made = planner.plan(
-    pair(), PROMPTS, blocks=(2,), batches=(2,), max_new_tokens=20, trials=1, rules={'opt': OPT}, progress=True
-  )
-  (batch,) = made.batches
-  assert set(batch.costs.verify) == {1, 3} and min(batch.costs.verify.values()) > 0 and batch.costs.start > 0
-  assert batch.alone.median > 0 and {r.candidate.name for r in batch.rows if r.measured} == {'speculative', 'opt'}
-  saved = made.saved()
-  assert set(saved.choices) == {2} and saved.origin.digests == ('a', 'b')
-  assert {s.name for s in saved.speeds[2]} == {'autoregressive', 'speculative', 'opt'}
-  assert shown == [(n, 21) for n in range(1, 21)]  # 2 acceptances and, of 9 runs, two turns; 1 is never reached
-
-
 @pytest.mark.parametrize(
   'wrong, part',
   [
     (dict(blocks=[0]), 'blocks'),
     (dict(models=1), 'not 1'),
     (dict(batches=(99,)), '16 prompts'),
-    (dict(trials=-1), 'trials=-1'),
     (dict(batches=(0,)), 'batches=0'),
     (dict(prompts=[[1], Request([2], n=2)]), 'prompt 1 has n > 1'),
     (dict(prompts=[[1], Request([2], temperature=0.3)]), 'prompt 1 .*temperature.*0.3'),
@@ -407,7 +372,7 @@ def test_a_file_that_was_changed_is_refused_by_its_name(path, value, tmp_path):
     methods.planned(str(file))
 
 
-@pytest.mark.parametrize('text', ['', '[]', '3', '{"speccascade_plan": 1}', '{"speccascade_profile": 3}'])
+@pytest.mark.parametrize('text', ['', '[]', '{"speccascade_profile": 3}'])
 def test_a_file_that_is_no_plan_is_refused_by_its_name(text, tmp_path):
   with pytest.raises(FileNotFoundError, match='no such plan; make one'):
     methods.planned(str(tmp_path / 'plan.json'))
@@ -424,7 +389,7 @@ def test_a_command_plans_and_another_decodes_by_it(tmp_path, capsys):
   folder = Path(embedded.__file__).parent / 'pretrained'
   models, out = [str(folder / name) for name in ('small', 'large')], tmp_path / 'plan.json'
   (tmp_path / 'lines.txt').write_text('\n'.join(e.prompt for e in embedded.task(count=8).examples))
-  asked = [*models, f'--prompts={tmp_path / "lines.txt"}', '--blocks=2', '--temperature=0', '--trials=1']
+  asked = [*models, f'--prompts={tmp_path / "lines.txt"}', '--blocks=2', '--temperature=0', '--trials=0']
   asked += ['--max-new-tokens=16', '--rule=opt:0.3', f'--out={out}']
   assert plan.main(asked) == 0
   printed, bar = capsys.readouterr()
@@ -451,8 +416,3 @@ def test_what_would_lose_a_plan_is_refused_before_prompts_are_read(more, parts, 
   SAVED.save(Path('two.json'))
   assert plan.main(['SMALL', 'MIDDLE', 'LARGE', '--prompts=/nowhere/prompts', *more]) == 1
   assert says(capsys.readouterr().err, *parts)
-
-
-def test_prompts_may_be_requests():
-  made = planned(pair(), [Request(p) for p in PROMPTS], costs(0.1), (2,))
-  assert made.batches[0].rows[0].speedup == planned(pair(), PROMPTS, costs(0.1), (2,)).batches[0].rows[0].speedup

@@ -41,6 +41,7 @@ HEADS = {
   'medusa with its own scores': Medusa(MedusaConfig(16, 12, 3)),
 }
 CASES = [(kind, family) for kind in ('one pass', *HEADS) for family in VERIFIERS]
+FEW = [('one pass', 't5'), ('eagle', 'decoder'), ('p-eagle', 't5'), ('medusa', 'decoder')]
 PAIRS = [([3, 4, 1], [5, 6, 7, 8, 9, 2, 3, 1]), ([9, 8, 7, 6, 1], [2, 3, 4, 5, 1])]
 
 
@@ -97,7 +98,7 @@ def forced(network, params, batch, verifier, drafting):
   return forcing.forced(network, params, batch, verifier, drafting)
 
 
-@pytest.mark.parametrize('kind, family', quick(CASES, CASES[:4], CASES[4:]))
+@pytest.mark.parametrize('kind, family', quick(CASES, FEW, []))
 def test_a_chain_is_asked_for_what_a_round_drafts(kind, family):
   some, verifier, depth = drafter(kind, family), model(family), 3
   said = forced(some.network, some.params, collate(PAIRS, (8,)), verifier, Drafting(depth, keep=0.5))
@@ -126,7 +127,7 @@ def trained(kind, family, folder, **changes):
   return train(folder, some.network, copies(), settings(**usual | changes), teacher=model(family), echo=quiet, **start)
 
 
-@pytest.mark.parametrize('kind, family', quick(CASES, [CASES[0], CASES[3]], CASES[1:5]))
+@pytest.mark.parametrize('kind, family', quick(CASES, [CASES[0], CASES[3]], []))
 def test_it_learns_and_comes_back_as_it_was(kind, family, tmp_path):
   result = trained(kind, family, tmp_path / 'run')
   back = speccascade.load(tmp_path / 'run' / 'model')
@@ -140,7 +141,7 @@ def test_it_learns_and_comes_back_as_it_was(kind, family, tmp_path):
   assert write(methods.speculative(block=3), [back, model(family)]).tokens == expected
 
 
-@pytest.mark.parametrize('kind', quick(['one pass', *HEADS], ['eagle'], ['one pass']))
+@pytest.mark.parametrize('kind', quick(['one pass', *HEADS], ['eagle'], []))
 def test_a_stopped_run_goes_on_to_the_same_bits(kind, tmp_path):
   short = dict(steps=6, save_every=2, log_every=2, batch_size=4)
   whole = trained(kind, 't5', tmp_path / 'whole', **short)

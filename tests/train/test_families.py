@@ -55,7 +55,7 @@ def arguments(name, bindings, *more):
   return [f'--gin_file={ROOT}/gin_configs/train/{name}.gin', *(f'--gin.{b}' for b in bindings), *more]
 
 
-@pytest.mark.parametrize('name', quick(FAMILIES, ['sums_trio'], ['multi30k_trio']))
+@pytest.mark.parametrize('name', quick(FAMILIES, ['sums_trio'], []))
 def test_a_family_is_trained_with_a_vocabulary_of_its_texts_and_goes_on_after_a_stop(
   name, corpora, monkeypatch, capsys
 ):

@@ -101,7 +101,7 @@ def test_a_recipe_fine_tunes_a_t5x_checkpoint_and_counts_what_it_truncates(
   assert f'truncated {sources} sources' in capsys.readouterr().out
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_recipe_is_distilled_from_what_another_trained(checkpoint, byt5, data_dir, tmp_path, capsys):
   common = checkpoint, byt5, data_dir, f'--out={tmp_path}'
   assert __main__.main(arguments('xsum', *common, '--gin.SIZE="xl"')) == 0
