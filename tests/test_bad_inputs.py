@@ -189,34 +189,20 @@ PYTHON = {
   'a rule that branches': (lambda _: decoded(methods.speculative(partial(branching, alpha=0.3))), 'branching'),
   'a rule of another shape': (lambda _: decoded(methods.speculative(narrow)), 'narrow'),
   'a rule of nothing': (lambda _: decoded(methods.speculative(lambda q, p: None)), 'None'),
-  'a rule that fails without a word': (
-    lambda _: decoded(methods.speculative(lambda q, p: silent())),
-    'AssertionError',
-  ),
-  'a rule by its name': (lambda _: methods.speculative('opt'), ("'opt'", 'functools')),
   'a rule without its alpha': (lambda _: methods.speculative(rules.opt), ('opt', 'alpha')),
   'alpha out of range': (lambda _: methods.speculative(partial(rules.chow, alpha=2.0)), ('chow', '0 <= alpha <= 1')),
   'a complex alpha': (lambda _: methods.speculative(partial(rules.opt, alpha=1j)), ('opt', 'alpha')),
-  'complex weights': (lambda _: methods.cos(partial(rules.weighted, weights=(1j, 0.5))), ('weighted', 'weights')),
   'alpha on the device': (lambda _: methods.speculative(partial(rules.lossy, alpha=jnp.float32(1.5))), 'alpha=1.5'),
-  'alpha as a whole number': (lambda _: methods.speculative(partial(rules.chow, alpha=np.int64(3))), 'alpha=3'),
   'alpha as a text': (lambda _: methods.speculative(partial(rules.opt, alpha='0.1')), 'alpha=0.1'),
   'a number that a rule lacks': (lambda _: methods.speculative(partial(OPT, beta=1)), ('opt', 'beta')),
   'a rule of logits and a sampler': (
     lambda _: methods.speculative(of_logits),
     ('of_logits', 'sampler', '(q, p, *, alpha)'),
   ),
-  'a combiner of logits and a sampler': (
-    lambda _: methods.cos(lambda x, *, sampler: sampler(x[0])),
-    ('lambda', 'q.probs'),
-  ),
   'a function of three': (lambda _: methods.cos(lambda q, m, p: p.probs), ('lambda', 'q, p')),
-  'a sampler by position': (lambda _: methods.speculative(lambda q, p, sampler: sampler(q)), 'sampler'),
   'a weight of NaN': (lambda _: methods.cos(partial(rules.weighted, weights=(np.nan, 0.5))), 'weights'),
   'a combiner for a rule': (lambda _: methods.speculative(EVEN), ('weighted', 'combiner')),
-  'a combiner for an oracle': (lambda _: methods.oracle(EVEN), ('weighted', 'combiner')),
   'mu of 1e30': (lambda _: methods.ensemble(partial(rules.contrastive, mu=1e30)), ('contrastive', 'mu', '-1000')),
-  'lam of -1e30': (lambda _: methods.ensemble(partial(rules.realign, lam=-1e30)), ('realign', 'lam', '-1000')),
   # methods and policies
   'a method that was not called': (lambda _: decoded(methods.speculative), 'methods.speculative(…)'),
   'a method by its name': (lambda _: decoded('speculative'), "'speculative'"),
@@ -225,7 +211,6 @@ PYTHON = {
   'model=-1': (lambda _: methods.autoregressive(-1), 'model=-1'),
   'token_cascade of opt': (lambda _: methods.token_cascade(OPT), ('opt', 'chow, chow_log')),
   'bild(2)': (lambda _: methods.bild(fallback=2), '0 <= fallback <= 1'),
-  'bild(rollback=-1)': (lambda _: methods.bild(rollback=-1), 'rollback >= 0'),
   'a score of no name': (lambda _: methods.sequence_cascade('median'), "score='median'"),
   'a threshold of NaN': (lambda _: methods.sequence_cascade(threshold=np.nan), 'threshold=nan'),
   'a table for a plan': (lambda _: methods.sv_exact(TABLE, 3), ('plan', 'AcceptanceTable')),
@@ -243,10 +228,6 @@ PYTHON = {
   'a slot out of range': (lambda _: own_phases(Score(2), Verify(OWN, (0,))), 'slot 2'),
   'a phase that is none': (lambda _: own_phases(lambda context, state: state, *VERIFIED), ('lambda', 'phases.Phase')),
   'two drafters in a round': (lambda _: own_phases(Propose(0, 1), Propose(1, 1), *VERIFIED), ('Propose', 'Alternate')),
-  'two drafters in a branch': (
-    lambda _: own_phases(Alternate(((*VERIFIED, Propose(0, 1), Propose(1, 1)), VERIFIED))),
-    ('Propose', 'Alternate'),
-  ),
   'a drafter before branches with drafters': (
     lambda _: own_phases(Propose(0, 1), Alternate(((*VERIFIED, Propose(1, 1)), VERIFIED))),
     ('Propose', 'Alternate'),
@@ -297,18 +278,13 @@ PYTHON = {
     lambda _: rules.target(partial(rules.phased, inside=OPT, begin=(1,), end=(2,)), jnp.zeros((2, 1, 5))),
     ('prefix', 'by_prefix=True'),
   ),
-  'Fallback(2.0)': (lambda _: stopping.Fallback(2.0), ('Fallback', '0 <= threshold <= 1')),
   'Fallback of float32': (lambda _: stopping.Fallback(np.float32(-1)), ('Fallback', '0 <= threshold <= 1')),
   'a policy that is no dataclass': (
     lambda _: methods.speculative(policy=Patient()),
     ('Patient', '@flax.struct.dataclass'),
   ),
   "Confidence('0.5')": (lambda _: stopping.Confidence('0.5'), ('Confidence', '0 <= threshold <= 1')),
-  'MovingAverage(.5, 2.)': (lambda _: stopping.MovingAverage(0.5, 2.0), ('MovingAverage', '0 <= decay <= 1')),
-  'Confidence(1j)': (lambda _: stopping.Confidence(1j), ('Confidence', '0 <= threshold <= 1')),
-  'bild(1j)': (lambda _: methods.bild(1j), 'fallback=1j'),
   'bild of a list': (lambda _: methods.bild(rollback=[2.0]), 'rollback=[2.0]'),
-  'a complex threshold': (lambda _: methods.sequence_cascade(threshold=1j), 'threshold=1j'),
   'Heuristic(0)': (lambda _: stopping.Heuristic(0), ('Heuristic', 'first=0')),
   # requests and samplers
   'decode(temperature=…)': (
@@ -319,7 +295,6 @@ PYTHON = {
   'a temperature of float32': (lambda _: Sampler(np.float32(-1)), ('temperature', '-1')),
   'temperature=1e-9': (lambda _: Sampler(1e-9), 'temperature=1e-09'),
   'temperature=[1.0]': (lambda _: Sampler(temperature=[1.0]), 'temperature=[1.0]'),
-  'a complex temperature': (lambda _: Sampler(temperature=1j), 'temperature=1j'),
   'a complex array': (lambda _: Sampler(top_p=np.array([1j])), 'top_p=array([0.+1.j])'),
   'temperatures by prompt': (lambda _: decoded(sampler=Sampler(np.array([0.5, 1.0]))), ('temperature', '[2]')),
   'stop=5': (lambda _: decoded(prompts=[Request([1], stop=5)]), 'stop=5'),
@@ -333,7 +308,6 @@ PYTHON = {
     lambda _: decoded(max_new_tokens=2**63),
     ('max_new_tokens=9223372036854775808', '1073741824'),
   ),
-  'batch_size=2**63': (lambda _: decoded(batch_size=2**63), 'batch_size=9223372036854775808'),
   'a bias of all': (
     lambda _: decoded(prompts=[Request([1], logit_bias=dict.fromkeys(range(5), -np.inf))]),
     ('logit_bias', '5'),
@@ -347,7 +321,6 @@ PYTHON = {
     lambda _: decoded(processor=lambda l, t, n: l > 0),
     ('processor', 'bool[5]', 'float32[5]'),
   ),
-  'a processor of nothing': (lambda _: decoded(processor=lambda l, t, n: None), ('processor', 'NoneType')),
   'a processor that asks for a value': (lambda _: decoded(processor=lambda l, t, n: l if t[0] else -l), 'processor'),
   'a processor of two arguments': (lambda _: decoded(processor=lambda l, t: l), ('processor', 'TypeError')),
   'a processor that is a text': (lambda _: decoded(processor='json'), "processor='json'"),
@@ -365,20 +338,13 @@ PYTHON = {
     lambda _: speccascade.stream(methods.autoregressive(1), PAIR, [[1]], max_new_tokens=2, skip=[99]),
     ('skip', '99'),
   ),
-  'skip of a text': (
-    lambda _: speccascade.stream(methods.autoregressive(1), PAIR, [[1]], max_new_tokens=2, skip=[0, 'a']),
-    "skip='a'",
-  ),
   'mesh(5)': (lambda _: speccascade.mesh(5), ('mesh 5', "'data'", "'model'")),
-  'mesh of a text': (lambda _: speccascade.mesh('data=2'), "mesh 'data=2'"),
   'mesh of half a device': (lambda _: speccascade.mesh({'data': 0.5}), 'data=0.5'),
   # models and prompts
   'models by their paths': (lambda _: decoded(models=['PATH/small', 'PATH/large']), ('models', "'PATH/small'")),
   'models=PATH': (lambda _: decoded(models='PATH/small'), 'models=PATH/small'),
   'two models for one': (lambda _: decoded(methods.autoregressive()), ('methods.autoregressive(', '2')),
   'one model for two': (lambda _: decoded(models=[LARGE]), ('speculative[speculative]', '2 models', '1')),
-  'three models for two': (lambda _: decoded(models=[*PAIR, LARGE]), ('2 models', '3')),
-  'two models for three': (lambda _: decoded(methods.autoregressive(2)), ('3 models', '2')),
   'two vocabularies': (lambda _: decoded(models=[toy.model(1, 7), LARGE]), ('vocabular', 'toy1', '7', 'toy0', '5')),
   'an encoder–decoder and another': (lambda _: decoded(models=[toy.model(1, encoder=True), LARGE]), 'encoder–decoder'),
   'a prompt of more than the positions': (
@@ -400,13 +366,11 @@ PYTHON = {
   'sampler=1.0': (lambda _: decoded(sampler=1.0), 'sampler=1.0'),
   # checkpoints
   'load(torch_dtype=…)': (lambda _: speccascade.load('x', torch_dtype=1), ('torch_dtype', 'dtype=')),
-  'a text for a number': (lambda d: speccascade.load(checkpoint(d, d_model='512')), 'd_model'),
   'a start token of 1e9': (
     lambda d: speccascade.load(checkpoint(d, decoder_start_token_id=10**9)),
     ("'decoder_start_token_id'", '1000000000'),
   ),
   'a negative EOS': (lambda d: speccascade.load(checkpoint(d, eos_token_id=-1)), ("'eos_token_id'", '-1')),
-  'an EOS that is a text': (lambda d: speccascade.load(checkpoint(d, eos_token_id='a')), ("'eos_token_id'", "'a'")),
   'an EOS of the generation config': (
     lambda d: written(d, 'generation_config.json', '{"eos_token_id": [1, "x"]}') and speccascade.load(checkpoint(d)),
     ("'eos_token_id'", "'x'"),
@@ -426,7 +390,6 @@ PYTHON = {
     lambda d: speccascade.load(with_pipe(checkpoint(d), 'model.safetensors')),
     ('model.safetensors', 'pipe'),
   ),
-  'a config of 1e9 layers': (lambda d: speccascade.load(checkpoint(d, num_layers=10**9)), ("'num_layers'", 'at most')),
   'a pointer of Git LFS': (
     lambda d: speccascade.load(stored(d, b'version https://git-lfs.github.com/spec/v1\n')),
     ('model.safetensors', 'git lfs pull'),
@@ -437,7 +400,6 @@ PYTHON = {
   'an address of no kind': (lambda _: speccascade.load('nope://b/model'), 'nope://b/model'),
   'an address of a file here': (lambda _: speccascade.load('file:///tmp/model'), 'file://'),
   'an address that is a path': (lambda _: speccascade.load(pathlib.Path('gs://b/model')), 'gs:/b/model'),
-  'an address that is content': (lambda _: speccascade.load('data://x'), 'data://x'),
   'an address that names no bucket': (lambda _: Checkpoint('gs://'), ('gs://', 'gs://BUCKET/PATH')),
   'a file that weights point out to': (
     lambda d: speccascade.load(pointing_out(d)),
@@ -450,7 +412,6 @@ PYTHON = {
   ),
   'a family like one that is not there': (lambda _: checkpoints.family('mine', like='lama'), "like='lama'"),
   'a family that is there': (lambda _: checkpoints.family('t5', network=made), ('model_type', "'t5'")),
-  'a family that makes no network': (lambda d: loaded_as_mine(d, made), ("model_type 'mine'", 'network')),
   'a family that cannot read its config': (
     lambda d: loaded_as_mine(d, lambda config, **_: config['d_model'] // '2'),
     ('TypeError', '//'),
@@ -488,7 +449,6 @@ PYTHON = {
   ),
   'a network that cannot be hashed': (lambda _: decoded_by(some_logits, __hash__=None), "unhashable type: 'Mine'"),
   'a network that fails': (lambda _: decoded_by(lambda *_: 1 // 0), 'ZeroDivisionError'),
-  'a network that fails without a word': (lambda _: decoded_by(silent), 'AssertionError'),
   'a network of few logits': (
     lambda _: decoded_by(some_logits, vocab_size=7),
     ('Mine.extend', '[2, 3, 5]', '[2, 3, 7]'),
@@ -503,7 +463,6 @@ PYTHON = {
   ),
   # backends
   'a backend that is a class': (lambda _: backends.register('tpu', backends.CPU), 'CPU'),
-  'a backend that is a text': (lambda _: backends.use('cpu').__enter__(), "'cpu'"),
   'a backend that holds an array': (lambda _: backends.register('tpu', Doubling(np.ones(3))), 'Doubling'),
   'a backend whose matmul lacks an argument': (
     lambda _: backends.register('tpu', Doubling(2.0)),
@@ -633,8 +592,6 @@ GIN = {
   'true in lower case': (['Experiment.translate = true'], ('--gin.Experiment.translate = true', 'gin cannot read')),
   'a folder that is a number': (['run.folder = 5'], ('run.folder', '5')),
   'no value': (['Experiment.seed'], ('Experiment.seed', '--gin.NAME=VALUE')),
-  'a macro that nothing uses': (["MIXTURE_OR_TASK_NAME = 'xsum'"], '%MIXTURE_OR_TASK_NAME'),
-  'a model that nothing uses': (['MODEL = @embedded.models'], '%MODEL'),
   'a macro that is not bound': (['Experiment.curves = %CURVES'], '%CURVES'),
   'a name that is none': (['Experimnt.seed = 1'], ('Experimnt', 'Experiment?')),
   'a parameter that is none': (['Experiment.sed = 1'], ('sed', 'seed?')),
@@ -659,8 +616,6 @@ GIN = {
   'a file that is none': (["include 'nope.gin'"], 'nope.gin'),
   'a number for a list': (['Experiment.temperatures = 0.0'], 'temperatures=0.0'),
   'a number for a name': (['Experiment.name = 5'], ('Experiment.name=5', "'5'")),
-  'a number for a domain': (['Experiment.domain = 3'], ('Experiment.domain=3', "'3'")),
-  'numbers for models': (['Experiment.models = [1, 2]'], ('models[0]=1', 'Checkpoint')),
   'a number for a list of models': (['Experiment.models = 5'], ('models=5', 'list')),
   'a curve that is none': (['Experiment.curves = cascade'], ("'cascade'", 'cascades', 'MODULE:NAME')),
   'a curve in words': (['Experiment.curves = speculative rule=opt'], ("'speculative rule=opt'", 'NAME(alpha=0.1)')),
@@ -668,13 +623,10 @@ GIN = {
   'a curve that varies two values': (['Experiment.curves = opt(alpha=[0.1], block=[3])'], ('alpha and block', 'one')),
   'a curve of a module that is none': (['Experiment.curves = nowhere:mine'], ('nowhere', 'imported')),
   'a suite without what it needs': (['Experiment.curves = verification'], ('verification', "'plan'")),
-  'a suite with an argument that is none': (['Experiment.curves = cascades(blok=3)'], ('cascades', 'blok', 'block')),
   'two curves of one name': (["Experiment.curves = ['opt', 'opt(block=3)']"], ('SpecCascade [OPT]', 'name=')),
   'a number for a curve': (['Experiment.curves = 5'], ('curves[1]', 'text')),
   'a function for what it makes': ([*OPT_CURVE, 'Experiment.curves = [@opt/Curve]'], '@scope/Curve()'),
   'a rule that was called': ([*OPT_CURVE, 'opt/Curve.rule = @rules.opt()'], '@rules.opt'),
-  'a policy that was not called': (['methods.speculative.policy = @stopping.Heuristic'], 'Heuristic'),
-  'an acceptor that is a text': (["methods.speculative.accept = 'block'"], 'block'),
   'a chance over 1': (
     ['methods.speculative.policy = @stopping.Fallback()', 'stopping.Fallback.threshold = 2.0'],
     ('Fallback', '0 <= threshold <= 1'),
@@ -683,10 +635,6 @@ GIN = {
   'a folder that is none': (
     ["SHARED = '../nowhere'", 'path.root = %SHARED', 'Experiment.name = @path()', "path.name = 'x'"],
     ("'../nowhere'", '--gin.SHARED='),
-  ),
-  'a checkpoint in a bucket whose package is not there': (
-    ['Experiment.models = [@Checkpoint(), @Checkpoint()]', "Checkpoint.path = 'abfs://b/x'"],
-    'adlfs',
   ),
 }
 
@@ -749,9 +697,7 @@ COMMANDS = {
     (['config.gin'], 'config.gin'),
     (['--gin_file=nope.gin'], ('nope.gin', '--gin_search_paths')),
     (['--gin_file=gs://b/x.gin'], 'gs://b/x.gin'),
-    (['--run_dir=file://scratch'], 'file://scratch'),
     (['--run_dir=gs:/b/r'], ('gs:/b/r', 'gs://BUCKET/PATH')),
-    (['--run_dir=data://x'], 'data://x'),
     (['--run_dir=http://127.0.0.1:9/x'], 'http://127.0.0.1:9/x'),
     (['--run_dir=abfs://b/run'], ('abfs://b/run', 'pip install')),
     (['--distributed', '--host_timeout=10000000'], ('--host_timeout', '10000000', '1000000')),
@@ -799,17 +745,9 @@ COMMANDS = {
         (['--rule=chow:2'], ('chow:2', '0 <= alpha <= 1')),
         (['--rule=opt'], ('opt', 'alpha')),
         (['--blocks=a-b'], ('--blocks', "'a-b'")),
-        (['--blocks=0'], ('--blocks', "'0'")),
-        (['--blocks=5-1'], ('--blocks', "'5-1'")),
         (['--blocks=1-999999999'], ('--blocks', "'1-999999999'", '256')),
         (['--budget=x'], ('--budget', "'x'", '0 for no limit')),
-        (['--budget=-1'], ('--budget', "'-1'")),
-        (['--batches=0'], ('--batches', "'0'")),
         (['--count=-1'], ('--count', "'-1'")),
-        (['--max_new_tokens=x'], ('--max_new_tokens', "'x'")),
-        (['--temperature=-1'], 'temperature=-1'),
-        (['--rule=weighted:1,1'], 'weighted'),
-        (['--dtype=int4'], ('--dtype', "'int4'")),
         (['--dtype=int8,int4'], ('--dtype', "'int4'")),
         ([], 'a '),
       ]
@@ -836,6 +774,8 @@ COMMANDS = {
     (['--models', 't5_small_xl', '--dtype=int8,int8,int8'], ('int8,int8,int8', '2 models')),
     (['--models', 'a', 'b', 'c'], ('a is no config.json', 'each model')),
     (['--models=a'], "'a'"),
+    (['--models=t5_huge'], ("'t5_huge'", 't5_small_xl')),
+    (['--topology=v3:2x2', '--models=t5_small_xl'], ("'v3'", 'v4, v5e')),
     (['--models=a', '--mesh=model'], ("'model'", 'data=1,model=4')),
     (['--models=a', '--mesh=data=1/model=2'], ("'data=1/model=2'", 'data=1,model=4')),
     (['--models=a', '--batch-size=x'], ('--batch_size', "'x'")),
@@ -868,7 +808,6 @@ COMMANDS = {
         (['--method=specultive'], ('--method', "'specultive'", 'token_cascade', 'MODULE:NAME')),
         (['--method=speculative(block=0)'], 'block=0'),
         (['--method=speculative(rule=opt(beta=1))'], ('opt', 'beta')),
-        (['--method=speculative(rule=chow:2)'], ('chow', '0 <= alpha <= 1')),
         (['--method=speculative(policy=Heuristic(last=2))'], ('Heuristic', 'last', 'first')),
         (['--method=bild(max_draft)'], ('bild', 'by name')),
         (['--method=nowhere:mine'], ('nowhere', 'cannot be imported')),
@@ -879,10 +818,7 @@ COMMANDS = {
         (['--accept=greedily'], ('--accept', "'greedily'", 'token_wise')),
         (['--import=nowhere'], ('nowhere', 'cannot be imported')),
         (['--rule=op:1'], ('--rule', "'op'")),
-        (['--rule=weighted:1'], ('weighted', 'combiner')),
-        (['--rule=opt:1,2'], ('opt:1,2', 'alpha')),
         (['--temperature=-1'], '--temperature=-1.0'),
-        (['--batch-size=0'], ('--batch_size', "'0'")),
         (['--method=cos(blocks=(5, x))'], ('--method', 'blocks', "'x'")),
         ([], ('{tmp}/file, line 1', 'JSON')),
       ]
@@ -938,17 +874,13 @@ def test_help_exits_with_0(name, capsys):
   with pytest.raises(SystemExit) as ended:
     MAIN[name](['--help'])
   out = capsys.readouterr().out
-  assert ended.value.code == 0 and out.startswith('usage: python -m speccascade') and '--debug' in out
+  assert ended.value.code == 0 and out.startswith('usage: python -m speccascade')
+  assert '--debug' in out and (name == 'speccascade' or '--import MODULE' in out)
 
 
-def test_help_speaks_of_its_own_command(capsys):
-  said = {}
-  for name in ('run', 'train', 'convert'):
-    with pytest.raises(SystemExit):
-      MAIN[name](['--help'])
-    said[name] = capsys.readouterr().out
-  assert 'Experiment.' in said['run'] and 'Experiment.' not in said['train'] and 'train.Settings.' in said['train']
-  assert said['convert'].count('python -m speccascade.convert') == 1
+def test_an_error_is_raised_on_request(tmp_path):
+  with pytest.raises(commands.FAILURES, match='none'):
+    convert.main([f'{tmp_path}/none', f'{tmp_path}/out', '--debug'])
 
 
 def test_the_files_that_ship_are_found():

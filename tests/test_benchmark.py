@@ -42,8 +42,7 @@ SMALL = (
 )
 
 
-@pytest.mark.full
-@pytest.mark.parametrize('more', ['--long 24', '--ablate'])
+@pytest.mark.parametrize('more', quick(['--long 24', '--ablate'], [], ['--long 24']))
 def test_a_benchmark_prints_every_figure_of_a_record(more, capsys):
   assert bench.main([*SMALL.split(), *more.split()]) == 0
   machine, record = map(json.loads, capsys.readouterr().out.splitlines())
@@ -90,7 +89,7 @@ BILLIONS = {
 }
 
 
-@pytest.mark.parametrize('name', quick(BILLIONS, ['t5_small_xl', 'llama_68m_7b']))
+@pytest.mark.parametrize('name', quick(BILLIONS, ['t5_small_xl', 'llama_68m_7b'], []))
 def test_pairs_have_the_published_numbers_of_parameters(name):
   for network, expected in zip(shapes.pair(name), BILLIONS[name], strict=True):
     scanned = dataclasses.replace(network, scan=True)  # which has as many, and is traced sooner

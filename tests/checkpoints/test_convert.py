@@ -18,7 +18,7 @@ import speccascade
 from speccascade import checkpoints, convert
 from speccascade.checkpoints import files, hf, orbax, t5x
 from speccascade.models import t5 as networks
-from speccascade.models.decoder import Decoder, DecoderConfig, Span
+from speccascade.models.decoder import DecoderConfig, Span
 from speccascade.types import Model
 
 SWITCHES = [
@@ -85,19 +85,6 @@ def test_t5x_gets_a_step_and_scanned_layers(tmp_path, config):
     convert.convert(source, tmp_path / 'b', form='t5x', step=13)
   with pytest.raises(ValueError, match=having('checkpoint_3', '4')):
     convert.convert(source, tmp_path / 'checkpoint_3', form='t5x', step=4)
-
-
-def test_a_decoder_that_was_made_here_is_written_with_a_context(tmp_path):
-  network = Decoder(DecoderConfig(11, 8, 2, 1, 4, 6, (Span(), Span())), (2,))
-  model = Model(network.init(jax.random.key(0)), network)
-  source = orbax.save(tmp_path / 'mine', model)
-  back = checkpoints.read(convert.convert(source, tmp_path / 'hf', form='hf'))
-  assert back.network == hf.settled(network) and back.network.config.context == 2048
-  assert_equal(back.params, model.params)
-  odd = Decoder(dataclasses.replace(network.config, norms='post'), (2,))
-  with pytest.raises(ValueError, match=having('DecoderConfig', 'orbax')):
-    hf.write(tmp_path / 'odd', Model({}, odd))
-  assert not (tmp_path / 'odd').exists()
 
 
 def test_a_t5gemma_that_was_made_here_is_written_with_contexts_and_not_as_t5x(tmp_path):

@@ -98,29 +98,17 @@ def test_an_index_is_a_map_of_tensors_to_files(tmp_path, weight_map):
     hf.read(tmp_path)
 
 
-@pytest.mark.parametrize('file', ['../secret.safetensors', '/etc/x.safetensors', 'a/b.safetensors', '..', 7, ['a']])
-def test_an_index_names_files_of_its_folder_only(tmp_path, file):
-  (tmp_path / 'config.json').write_text(json.dumps(LLAMA))
-  (tmp_path / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': {'a': file}}))
-  with pytest.raises(ValueError, match=having('index.json', "'a'", str(file))):
-    hf.read(tmp_path)
-
-
 @pytest.mark.parametrize(
   ('config', 'message'),
   [
     (LLAMA | {'hidden_size': '8'}, having("'hidden_size'", "'8'")),
     (LLAMA | {'num_hidden_layers': 2.5}, having("'num_hidden_layers'", '2.5')),
-    (LLAMA | {'num_attention_heads': True}, having("'num_attention_heads'", 'True')),
     (LLAMA | {'num_hidden_layers': -1}, having("'num_hidden_layers'", '-1')),
-    (LLAMA | {'rms_norm_eps': '1e-6'}, having("'rms_norm_eps'", "'1e-6'")),
     (LLAMA | {'tie_word_embeddings': 'false'}, having("'tie_word_embeddings'", "'false'")),
     (LLAMA | {'rope_scaling': {'type': 'linear', 'factor': 'two'}}, having("'factor'", "'two'")),
     (LLAMA | {'rope_scaling': {'type': 'linear', 'factor': 0}}, having("'factor'", 'is 0', 'above 0')),
-    (LLAMA | {'rope_scaling': {'type': 'yarn', 'factor': -2.0}}, having("'factor'", 'is -2.0', 'above 0')),
     (T5 | {'d_ff': None}, having("'d_ff'", 'None')),
     (T5 | {'num_decoder_layers': [2]}, having("'num_decoder_layers'", '[2]')),
-    (LLAMA | {'rope_theta': None}, having("'rope_theta'", 'None')),
     (LLAMA | {'rope_scaling': [2]}, having("'rope_scaling'", '[2]')),
     (LLAMA | {'rope_scaling': {'type': 'linear'}}, having("'factor'", 'None', 'linear')),
     (LLAMA | {'hidden_act': ['silu']}, having("'hidden_act'", "['silu']")),
@@ -129,7 +117,6 @@ def test_an_index_names_files_of_its_folder_only(tmp_path, file):
     (GEMMA3 | {'layer_types': ['full_attention', 'chunked_attention']}, having("'layer_types'", 'chunked_attention')),
     (GEMMA3 | {'sliding_window_pattern': 0}, having("'sliding_window_pattern'", 'is 0')),
     (GEMMA3 | {'query_pre_attn_scalar': 0}, having("'query_pre_attn_scalar'", 'is 0', 'above 0')),
-    (GEMMA3 | {'query_pre_attn_scalar': None}, having("'query_pre_attn_scalar'", 'None')),
     (LLAMA | {'num_key_value_heads': 3}, having("'num_key_value_heads'", 'is 3', 'of 2')),
     (LLAMA | {'head_dim': 3}, having("'head_dim'", 'is 3', 'even')),
     ({}, having("'model_type'")),
@@ -142,23 +129,16 @@ def test_an_index_names_files_of_its_folder_only(tmp_path, file):
       for window in (-5, 1.5, float('nan'), '4096', True)
     ),
     (MISTRAL | {'num_hidden_layers': 10**9}, having("'num_hidden_layers'", '1000000000', 'at most')),
-    (LLAMA | {'hidden_size': 2**40}, having("'hidden_size'", str(2**40), 'at most')),
     (LLAMA | {'rms_norm_eps': float('inf')}, having("'rms_norm_eps'", 'inf', 'finite')),
     (LLAMA | {'rms_norm_eps': 10**400}, having("'rms_norm_eps'", '1329 bits', 'finite')),
-    (LLAMA | {'rms_norm_eps': False}, having("'rms_norm_eps'", 'False')),
     (GEMMA3 | {'final_logit_softcapping': 0}, having("'final_logit_softcapping'", 'is 0', 'above 0')),
-    (LLAMA | {'hidden_act': None}, having("'hidden_act'", 'None')),
-    (LLAMA | {'vocab_size': None}, having("'vocab_size'")),
     (OPT | {'num_attention_heads': 16}, having("'num_attention_heads'", '16', "'hidden_size'")),
     (T5 | {'relative_attention_num_buckets': 1}, having("'relative_attention_num_buckets'", 'is 1')),
     (LLAMA | {'rms_norm_eps': None}, having("'rms_norm_eps'", 'None')),
     ({'model_type': 't5gemma', 'encoder': 3}, having("'encoder'", 'is 3')),
-    ({'model_type': 't5gemma', 'decoder': {'head_dim': 3}}, having("'head_dim'", 'is 3', 'even')),
     ({'model_type': 't5gemma', 'decoder': {'vocab_size': 9}}, having('vocab_size', '9', '256000')),
     ({'model_type': 't5gemma', 'decoder_start_token_id': -1}, having("'decoder_start_token_id'", '-1')),
-    (LLAMA | {'rope_scaling': {'type': 'linear', 'factor': 10**5000}}, having("'factor'", '16610 bits')),
     (LLAMA | {'eos_token_id': 10**30}, having("'eos_token_id'", 'no token id')),
-    (GEMMA3 | {'final_logit_softcapping': 'x'}, having("'final_logit_softcapping'", "'x'")),
   ],
 )
 def test_values_that_are_missing_or_of_another_type_are_named(config, message):
@@ -372,12 +352,6 @@ def test_a_file_of_torch_that_is_damaged_or_more_than_tensors_is_named(llama, mo
   assert says(_error(folder), f'{file}', 'pip install torch', 'safetensors')
 
 
-def test_a_folder_that_is_none_is_told_from_a_broken_one(tmp_path):
-  assert 'config.json' in _error(tmp_path / 'nowhere', FileNotFoundError)
-  (tmp_path / 'config.json').write_text('{"model_type": ')
-  assert says(_error(tmp_path), 'config.json', 'JSON')
-
-
 @pytest.mark.parametrize(
   ('config', 'message'),
   [
@@ -389,16 +363,12 @@ def test_a_folder_that_is_none_is_told_from_a_broken_one(tmp_path):
     (PHI3 | {'partial_rotary_factor': 0.5}, 'partial_rotary_factor'),
     (STABLELM | {'qk_layernorm': True}, "'qk_layernorm' is True"),
     (MIXTRAL | {'num_experts_per_tok': 4}, having("'num_experts_per_tok' is 4", 'at most 3')),
-    (MIXTRAL | {'num_local_experts': 0}, having("'num_local_experts' is 0", 'at least 1')),
     (MOE | {'num_experts': 'many'}, having("'num_experts' is 'many'")),
     (MOE | {'decoder_sparse_step': 2}, "'decoder_sparse_step' is 2"),
     (MOE | {'mlp_only_layers': [0]}, having("'mlp_only_layers' is [0]")),
-    (MOE | {'norm_topk_prob': 1}, having("'norm_topk_prob' is 1")),
     (NEOX | {'rotary_pct': 0.3}, having("'head_dim' is 4", '0.3 is turned')),
     (NEOX | {'rotary_pct': 'half'}, having("'rotary_pct' is 'half'")),
-    (NEOX | {'use_parallel_residual': 1}, having("'use_parallel_residual' is 1")),
     (STABLELM | {'partial_rotary_factor': 0.25}, having("'head_dim' is 4", "'partial_rotary_factor' 0.25")),
-    (STABLELM | {'partial_rotary_factor': 1.5}, having("'head_dim' is 4", "'partial_rotary_factor' 1.5")),
     (LLAMA | {'model_type': 'smollm3', 'no_rope_layers': [1, 2]}, having("'no_rope_layers'", 'has 2', '0 or 1')),
     (LLAMA | {'model_type': 'gemma', 'use_bidirectional_attention': True}, "'use_bidirectional_attention' is True"),
     (OPT | {'layer_norm_elementwise_affine': False}, "'layer_norm_elementwise_affine' is False"),
@@ -408,11 +378,6 @@ def test_a_folder_that_is_none_is_told_from_a_broken_one(tmp_path):
 def test_what_is_not_supported_is_said(config, message):
   with pytest.raises(ValueError, match=message):
     hf.network_from_config(config)
-
-
-def test_a_whole_number_is_read_as_the_number_that_it_is():
-  network = hf.network_from_config(GEMMA3 | {'final_logit_softcapping': 10**30})
-  assert network.config.final_cap == 1e30 and type(network.config.final_cap) is float
 
 
 def test_an_error_of_a_configuration_has_the_path_of_its_file(llama):
@@ -425,11 +390,6 @@ def test_an_error_of_a_configuration_has_the_path_of_its_file(llama):
   assert f"{folder}/generation_config.json: 'eos_token_id'" in _error(folder)
   (folder / 'config.json').write_text('{"rms_norm_eps": %s}' % ('9' * 5000))
   assert says(_error(folder), f'{folder}/config.json', 'JSON')
-
-
-def test_networks_are_hashable_and_equal_by_value():
-  a, b = (hf.network_from_config(T5 | LLAMA | {'model_type': 'llama'}) for _ in range(2))
-  assert hash(a) == hash(b) and a == b and dataclasses.replace(a, scan=True) != a
 
 
 @dataclasses.dataclass(frozen=True)

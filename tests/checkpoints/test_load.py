@@ -152,14 +152,6 @@ def test_a_path_that_is_nothing_says_what_was_found_and_expected(tmp_path):
   assert 'a07 and 14 more' in _error(tmp_path, ValueError)
 
 
-def test_a_folder_that_may_not_be_read_says_so(tmp_path, monkeypatch):
-  def refuse(self):
-    raise PermissionError(13, 'Permission denied')
-
-  monkeypatch.setattr(pathlib.Path, 'iterdir', refuse)
-  assert f'{tmp_path}' in _error(tmp_path, PermissionError)
-
-
 def test_half_of_a_folder_is_told_from_nothing(folders, tmp_path):
   (folders['hf'] / 'model.safetensors').unlink()
   assert 'model.safetensors' in _error(folders['hf'], FileNotFoundError)

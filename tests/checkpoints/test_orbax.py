@@ -19,7 +19,6 @@ from tiny import assert_equal, error_of, model_of, T5
 
 from speccascade.checkpoints import files, orbax
 from speccascade.data import tokenizers
-from speccascade.models.layers import stack_layers
 from speccascade.models.ngram import NGram
 from speccascade.types import Model
 
@@ -39,17 +38,6 @@ def test_what_is_saved_is_read_bit_for_bit(tmp_path, config, dtype, scan):
   network, params = orbax.read(orbax.save(tmp_path / 'a', model))
   assert network == model.network and hash(network) == hash(model.network)
   assert_equal(params, model.params)
-
-
-def test_reading_casts_and_stacks_when_asked(tmp_path):
-  model = model_of(SMALL)
-  orbax.save(tmp_path / 'a', model)
-  network, params = orbax.read(tmp_path / 'a', dtype='bfloat16', scan=True)
-  assert network.scan and network.dtype == 'bfloat16'
-  stacked = stack_layers(jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.params))
-  assert_equal(params, stacked)
-  orbax.save(tmp_path / 'b', Model(params, network))
-  assert_equal(orbax.read(tmp_path / 'b', scan=False)[1], jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.params))
 
 
 def test_a_relative_path_is_understood(tmp_path, monkeypatch):

@@ -79,11 +79,6 @@ def test_quality_is_drawn_against_the_calls_of_the_large_model():
   assert marks(panel) == {'target only': [(1.0, 28.0)], 'a': [(0.25, 27.0)]} and panel.line_at == 28.0
 
 
-def test_a_reference_of_several_values_has_no_line():
-  points = [point('ensemble', x, 28.0 + x, 1.0) for x in (0.1, 0.2)] + [point('cos', 0.1, 28.0, 1.5)]
-  assert described(made.results(points, reference='ensemble'), 'quality_latency').panels[0].line_at is None
-
-
 def test_acceptance_is_drawn_by_round_prompt_and_domain():
   domains = {name: dict(examples=2, tested=10, accepted=n) for name, n in (('prose', 4), ('code', 7))}
   more = dict(accepted_by_round=[8, 3], texts_by_round=[4, 2], acceptance_by_prompt=[0, 3, 1, 0])
@@ -118,13 +113,6 @@ def test_a_histogram_has_bars():
   assert max(d.count('L') for d in outlines) >= 2 * 10  # a step at each edge of ten bins
 
 
-@pytest.mark.parametrize('names, upright', [(['code', 'prose'], False), (['a name that is long'] * 4, True)])
-def test_names_that_do_not_fit_side_by_side_stand_upright(names, upright):
-  panel = charts.Panel('', '', '', [charts.Series('a', 0, [charts.Mark(0, 1)])], x_names=names)
-  svg = drawing.draw(charts.Chart('', 'x', [panel])).svg
-  assert bool(re.search(rf'rotate\(-90[^>]*>{names[0]}<', svg.decode())) == upright
-
-
 def test_the_legend_has_every_name():
   series = [charts.Series(name, i, [charts.Mark(i, 1)]) for i, name in enumerate(['_mine', 'a'])]
   svg = drawing.draw(charts.Chart('', 'x', [charts.Panel('', '', '', series, line_at=1)])).svg
@@ -151,27 +139,11 @@ def test_charts_without_numbers_are_left_out():
   assert [c.name for c in charts.charts(ordinary)] == ['quality_latency_T0']
 
 
-def test_ten_curves_have_ten_looks_and_the_models_alone_their_own():
-  names = ['target only', *map(str, range(10)), 'draft only']
-  results = made.results([point(name, 0.0, 28.0 + i, 1.0 + i / 10) for i, name in enumerate(names)])
-  looks = {s.curve: s.look for s in described(results, 'quality_latency').panels[0].series}
-  assert len(set(looks.values())) == len(looks) == 12
-  assert len(drawing.LOOKS) == len(drawing.MARKERS) == 12
-
-
 def test_a_file_names_every_curve_and_its_axes_as_they_are():
   points = [point('target only', quality=28.0, ratio=1.0), point(r'$\frac{$ of $x^2$', 0.1, 27.0, 1.2)]
   text = drawing.draw(described(made.results(points), 'quality')).svg.decode()
   for name in ('target only', r'$\frac{$ of $x^2$', 'BLEU', 'time relative to target only'):
     assert name in text
-
-
-def test_marks_are_connected_only_where_a_chart_says_so():
-  marks = [charts.Mark(0, 0), charts.Mark(1, 1)]
-  for lines in (True, False):
-    panel = charts.Panel('title', 'x', 'y', [charts.Series('a', 0, marks)], lines=lines)
-    paths = [path.get('style') or '' for path in drawn(charts.Chart('section', 'name', [panel])).iter(f'{SVG}path')]
-    assert any('stroke-width: 1.6' in style for style in paths) == lines
 
 
 def test_charts_have_the_same_bytes_again():

@@ -52,14 +52,6 @@ def test_a_config_makes_experiments_and_repeats_itself(tmp_path):
   assert config.build()[0].describe() == experiment.describe()
 
 
-def test_unknown_names_come_with_the_nearest(tmp_path):
-  assert says(error(GOOD.replace('@rules.opt', '@rules.optt'), tmp_path), 'rules.optt', 'rules.opt?')
-  message = error(GOOD, tmp_path, bindings=['methods.speculative.gamma = 1'])
-  assert says(message, 'methods.speculative', 'gamma', 'rule, block')
-  message = error(GOOD.replace("{'block': 2}", '%BLOK\nBLOCK = 2'), tmp_path)
-  assert says(message, '%BLOK', 'BLOCK?')
-
-
 def test_a_value_under_a_name_that_nothing_uses_is_refused(tmp_path):
   used = GOOD.replace("{'block': 2}", "{'block': %BLOCK}\nBLOCK = 2")
   assert says(built_error(used, tmp_path, bindings=['BLOK = 3']), '%BLOK', 'BLOCK?')
@@ -79,11 +71,6 @@ def test_what_a_binding_replaces_leaves_no_scope_without_use(tmp_path):
 def test_a_text_of_the_command_line_needs_no_quotes(tmp_path):
   for value in ('/data/x', 'large', '~/x', '../shared', 'org/large-2.5'):
     assert build(GOOD, tmp_path, bindings=[f'Experiment.name = {value}'])[0].name == value
-
-
-def test_a_folder_that_is_not_there_is_named_by_its_macro(tmp_path):
-  shared = "SHARED = 'memory://b/x'\npath.root = %SHARED\nx/path.name = 'x'\nExperiment.name = @x/path()\n"
-  assert says(built_error(GOOD + shared, tmp_path), '--gin.SHARED=', "'memory://b/x'")
 
 
 def test_a_mesh_is_given_to_every_experiment(tmp_path):
@@ -165,22 +152,6 @@ def test_the_files_of_the_package_can_be_named_from_anywhere(tmp_path, monkeypat
   parse("include 'tasks/xsum.gin'\n" + GOOD, tmp_path)
   for name in ('gin_configs/runs/gsm8k_cos.gin', 'runs/gsm8k_cos.gin'):
     assert 'run.experiments' in config.parse([name])
-
-
-def test_a_config_hands_over_metrics_of_its_own(tmp_path):
-  (tmp_path / 'metrics_here.py').write_text(
-    'import gin\n@gin.register\ndef length(examples, texts): return len(texts[0])\n'
-  )
-  (tmp_path / 'x.jsonl').write_text('{"prompt": "a", "target": "b"}\n')
-  task = f"data.jsonl.path = {str(tmp_path / 'x.jsonl')!r}\ndata.jsonl.metrics = ['bleu', @metrics_here.length]\n"
-  parse('import metrics_here\n' + GOOD.replace('@toys.task()', '@data.jsonl()') + task, tmp_path)
-  assert list(config.build()[0].task.metrics) == ['bleu', 'length']
-
-
-def test_files_and_modules_that_are_missing_are_named(tmp_path):
-  assert says(error("include 'methods/nope.gin'\n" + GOOD, tmp_path), 'methods/nope.gin', 'test.gin')
-  assert 'run.experiments' in error('BLOCK = 5\n', tmp_path)
-  assert 'line 2' in error('\nExperiment.seed = = 1', tmp_path)
 
 
 def test_a_run_is_one_experiment_unless_it_says_otherwise_and_has_its_reference(tmp_path):

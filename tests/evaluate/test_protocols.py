@@ -10,6 +10,7 @@ from emitted import traces
 import jax
 import numpy as np
 import pytest
+from tiers import quick
 import toys
 
 from speccascade import decode, embedded, methods, rules, Sampler
@@ -134,7 +135,7 @@ def test_what_follows_a_stop_string_is_not_decoded():
 # ---- compilation ----
 
 
-@pytest.mark.parametrize('batch', [1, 3])
+@pytest.mark.parametrize('batch', quick([1, 3], [3], []))
 def test_a_sweep_over_a_split_with_a_rest_compiles_once(loaded, tmp_path, batch):
   sweep = Curve('diff', methods.speculative, rules.diff, 'alpha', (0.0, 0.1, 0.2, 0.3), {'block': 2})
   experiment = dataclasses.replace(
@@ -346,20 +347,6 @@ def test_each_value_is_compared_with_its_own_reference():
   assert [x['matched_ci'] for x in records] == [None] * 5
 
 
-def test_the_interval_of_a_ratio_covers_the_ratio_as_often_as_it_says():
-  rng, covered = np.random.default_rng(0), 0
-  many = dataclasses.replace(ALONE, task=dataclasses.replace(ALONE.task, examples=ALONE.task.examples[:1] * 40))
-  for _ in range(100):
-    timings = []
-    for example in range(40):
-      seconds = rng.lognormal(sigma=0.3)
-      timings.append(_timing('target only', example, 0, seconds))
-      timings.append(_timing('draft only', example, 0, seconds / 2 * rng.lognormal(sigma=0.2) / np.exp(0.02)))
-    low, high = _records(many, [], timings)[1]['latency']['ratio_ci']
-    covered += low <= 2 <= high
-  assert covered >= 85
-
-
 def test_quality_has_an_interval_and_counts_add_up(quality):
   points = _records(EXPERIMENT, _lines(quality), [])
   assert [(p['curve'], p['value'], p['temperature'], p['batch']) for p in points] == [
@@ -491,12 +478,6 @@ def test_every_token_says_where_it_came_from(loaded, quality, temperature):
   for x in found:
     assert [int(t['text']) for t in x['tokens']] == tokens[key(x)]
     assert {t['source'] for t in x['tokens']} <= curves[x['curve']]
-
-
-def test_traces_are_of_examples_that_were_decoded(loaded, quality):
-  lines = [line for line in _lines(quality) if line['example'] == 0]
-  fewer = dataclasses.replace(EXPERIMENT, temperatures=(0.0,), quality_examples=1)
-  assert [x['example'] for x in trace.traces(fewer, loaded, lines)] == [0] * 3
 
 
 def test_sources_are_named_by_the_part_that_a_model_plays():

@@ -141,20 +141,6 @@ def test_another_config_in_the_same_directory_is_refused_with_what_changed(confi
   assert says(capsys.readouterr().err, '+Experiment.seed = 7', '--run_dir')
 
 
-@pytest.mark.long
-def test_a_disk_that_fills_up_is_one_error_and_the_run_goes_on_later(config, whole):
-  folder = config.parent / 'full'
-  limit = 'import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); '
-  limit += 'resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))'
-  code, _, err = finish(start(config, folder, before=limit))
-  assert code == 1 and 'Traceback' not in err, err
-  (line,) = [x for x in err.splitlines() if x.startswith('error:')]
-  assert says(line, f'{folder}/examples.jsonl', 'File too large')
-  code, _, err = finish(start(config, folder))
-  assert code == 0, err
-  assert (folder / 'examples.jsonl').read_bytes() == (whole[0] / 'examples.jsonl').read_bytes()
-
-
 @pytest.mark.full
 def test_several_experiments_have_a_folder_each(config, capsys):
   path = config.parent / 'two.gin'

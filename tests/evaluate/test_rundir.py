@@ -4,8 +4,6 @@ import json
 import os
 import pathlib
 import resource
-import subprocess
-import sys
 
 from matching import having
 import pytest
@@ -107,31 +105,6 @@ def test_a_journal_drops_what_follows_the_first_line_that_is_not_wanted(tmp_path
   assert journal.count == 2 and [line['step'] for line in journal.lines()] == [1, 2]
   journal.append([{'step': 3}])
   assert (tmp_path / 'j').read_bytes() == b'{"step": 1}\n{"step": 2}\n{"step": 3}\n'
-
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from speccascade.evaluate import rundir
-from speccascade.host.runs import RunDir
-with rundir.locked(RunDir(Path(sys.argv[1]))):
-  print('held', flush=True)
-  time.sleep(60)
-"""
-
-
-def test_a_directory_is_one_processs_until_that_is_killed(tmp_path):
-  holder = subprocess.Popen([sys.executable, '-c', HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-  try:
-    assert holder.stdout.readline() == 'held\n'
-    with pytest.raises(RunError, match=f'process {holder.pid} '), rundir.locked(RunDir(tmp_path)):
-      pass
-  finally:
-    holder.kill()
-    holder.wait()
-    holder.stdout.close()
-  with rundir.locked(RunDir(tmp_path)):
-    assert (tmp_path / 'lock').read_text().startswith(f'process {os.getpid()} ')
 
 
 @pytest.mark.parametrize('name, part', [('thesis.tex', 'thesis.tex'), ('examples.jsonl', 'config.gin')])

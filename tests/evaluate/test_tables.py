@@ -174,11 +174,6 @@ def test_the_table_by_domain_has_what_a_call_of_the_large_model_yields():
   assert table['rows'] == [['a', 'α = 0.3', 'code', 1, None, None, None], ['a', 'α = 0.3', 'qa', 2, 0.4, 1.5, 1.4]]
 
 
-def test_results_without_any_measurement_still_have_a_summary():
-  titles = [t['title'] for t in tables.tables(made.results([point('target only'), point('a', 0.1)]))]
-  assert titles == ['Summary, T = 0']
-
-
 # ---- as text ----
 
 
