@@ -154,6 +154,7 @@ METHODS = {
   'cos 2': (methods.cos(weighted2, (2, 1)), PAIR, mean(WEIGHTS2)),
   'cos 3': (methods.cos(weighted3, (2, 1, 1)), TRIO, mean(WEIGHTS3)),
   'cos cascade of 3': (methods.cos(opt, (1, 1, 1)), TRIO, of_rule('opt')),
+  'cos speculative of 3': (methods.cos(rules.speculative, (2, 1, 1)), TRIO, own),
   'naive_cos cascade of 3': (methods.naive_cos(bound('token_v3'), block=2, models=3), TRIO, of_rule('token_v3')),
   'ensemble cascade of 3': (methods.ensemble(chow, models=3), TRIO, of_rule('chow')),
   'cos user': (methods.cos(user_combiner, (1, 2)), PAIR, lockstep(lambda l, s: s((l[0] + l[1]) / 2))),
@@ -175,13 +176,24 @@ METHODS = {
     [SMALL, LARGE, AT_ONCE],
     without_drafter(of_rule('opt')),
   ),
+  'one pass beside an ensemble': (
+    methods.ensemble_sd(weighted2, block=2, drafter=2),
+    [SMALL, LARGE, AT_ONCE],
+    without_drafter(mean(WEIGHTS2)),
+  ),
   'one pass, drafts of different lengths': (
     methods.speculative(block=3, policy=stopping.Confidence(0.45)),
     [AT_ONCE, LARGE],
     own,
   ),
+  'drafter beside a cascade': (
+    methods.speculative(opt, block=2, drafter=2),
+    [SMALL, LARGE, MIDDLE],
+    without_drafter(of_rule('opt')),
+  ),
   'translated cascade': (methods.speculative(opt, block=2), FOREIGN_PAIR, of_rule('opt')),
   'translated cos': (methods.cos(weighted3, (2, 1, 1)), FOREIGN_TRIO, mean(WEIGHTS3)),
+  'translated sv_exact': (methods.sv_exact(profile(ROWS_OF_THREE), block=2), FOREIGN_TRIO, own),
   **{f'speculative {name}': (methods.speculative(bound(name), block=2), PAIR, of_rule(name)) for name in RULES},
 }
 

@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 import sacrebleu
 from tiers import quick
 from trained import lines, NAMES, NEW, prompts
 
 import speccascade
-from speccascade import decode, methods, rules, Sampler
+from speccascade import acceptance, decode, methods, Request, rules, Sampler
 from speccascade.engine.state import cache_slots
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.layerskip import layerskip
@@ -23,6 +24,7 @@ from speccascade.types import Model
 
 WHOLE = DecoderConfig(97, 32, 4, 2, 8, 64, (Span(),) * 4, tied=True)
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14]]
+weighted = functools.partial(rules.weighted, weights=(0.3, 0.3, 0.4))
 
 
 @pytest.fixture(scope='module')
@@ -49,6 +51,35 @@ def test_a_self_drafting_model_writes_what_it_writes_alone(whole):
   out = run(methods.speculative(block=3), [layerskip(whole, 2), whole])
   assert out.tokens == alone.tokens
   assert 0 < out.stats.accepted.sum() < out.stats.tested.sum()
+
+
+def cold_and_warm(prompts) -> list[Request]:
+  return [Request(prompt, temperature=t) for t in (0.0, 4.0) for prompt in prompts]
+
+
+@pytest.mark.long
+def test_early_exits_work_in_the_whole_models_cache(whole):
+  models = [layerskip(whole, 1), layerskip(whole, 2), whole]
+  copies = [m.replace(params=jax.tree.map(jnp.array, m.params)) for m in models[:2]] + [whole]
+  run = functools.partial(decode, methods.cos(weighted, (3, 2, 1)), prompts=cold_and_warm(PROMPTS), max_new_tokens=14)
+  shared, apart = run(models=models), run(models=copies)
+  assert shared.tokens == apart.tokens
+  assert (shared.stats.calls == apart.stats.calls).all()
+
+
+@pytest.mark.long
+def test_a_transformers_rows_are_the_same_in_any_company(whole):
+  run = functools.partial(
+    decode,
+    methods.speculative(functools.partial(rules.opt, alpha=0.1), 3),
+    [layerskip(whole, 2), whole],
+    max_new_tokens=14,
+    max_prompt_tokens=8,
+  )
+  requests = cold_and_warm(PROMPTS)
+  together = run(requests).tokens
+  assert [run([r], example_ids=[i]).tokens[0] for i, r in enumerate(requests)] == together
+  assert run(requests, batch_size=2).tokens == together
 
 
 @pytest.mark.parametrize(
@@ -122,6 +153,45 @@ def test_greedy_tokens_are_those_of_the_reference_implementation(shared, name):
   texts = prompts(shared, name, GREEDY['count'])
   out = decode(methods.autoregressive(), [model], texts, max_new_tokens=NEW, sampler=Sampler(0.0), batch_size=50)
   assert hashlib.sha256(json.dumps(out.tokens).encode()).hexdigest() == GREEDY['digests'][name]
+
+
+PLAIN = {name: (rule.declaration.alpha or rules.Range()).verifier for name, rule in reference.RULES.items()}
+PLAIN |= dict(token_v2=0, token_v3=0, token_v3_tested=0, relaxed=0)  # which promise it greedily
+PLAIN |= dict.fromkeys(('lossy', 'lossy_star', 'mentored', 'thresholds', 'typical', 'medusa'), 0.5)
+LOSSLESS = {
+  'speculative': methods.speculative(block=5),
+  'block verification': methods.speculative(block=5, accept=acceptance.block),
+  **{name: methods.speculative(reference.bound(name, x)) for name, x in PLAIN.items() if x is not None},
+}
+
+
+@pytest.fixture(scope='module')
+def alone(t5, shared):
+  sentences = lines(shared / 'data' / 'multi30k' / 'val.en.gz')[:40]
+  out = decode(
+    methods.autoregressive(), [t5['large']], sentences, max_new_tokens=64, sampler=Sampler(0.0), batch_size=8
+  )
+  return sentences, out.tokens
+
+
+@pytest.mark.parametrize('name', quick(LOSSLESS, [], []))
+def test_every_rule_that_promises_it_writes_what_the_large_model_writes(t5, alone, name):
+  sentences, expected = alone
+  out = decode(
+    LOSSLESS[name], [t5['small'], t5['large']], sentences, max_new_tokens=64, sampler=Sampler(0.0), batch_size=8
+  )
+  assert out.tokens == expected
+  assert out.stats.calls[1].sum() < 0.75 * out.stats.emitted.sum()
+
+
+@pytest.mark.long
+def test_collaborative_decoding_of_three_models_is_the_ensemble(llamas, shared):
+  run = functools.partial(
+    decode, models=llamas, prompts=prompts(shared, 'llama', 8), max_new_tokens=40, sampler=Sampler(0.0)
+  )
+  ensemble, cos = run(methods.ensemble(weighted, 3)), run(methods.cos(weighted, (3, 2, 1)))
+  assert cos.tokens == ensemble.tokens
+  assert cos.stats.calls[2].sum() < 0.75 * ensemble.stats.calls[2].sum()
 
 
 def test_models_of_different_vocabularies_are_refused(t5, llamas):

@@ -13,8 +13,10 @@ from tiers import quick
 import speccascade
 from speccascade import acceptance, methods, rules, Sampler, sampling, stopping, theory
 from speccascade.models import ngram, one_pass, toy, translated
+from speccascade.models.decoder import Decoder, DecoderConfig, Span
+from speccascade.models.layerskip import layerskip
 from speccascade.sv import predictors
-from speccascade.types import DRAFT, FINAL
+from speccascade.types import DRAFT, FINAL, Model
 
 P = functools.partial
 PROMPTS = [[1, 1], [2, 3, 1], [4], [0, 2], [3, 3, 3, 1]]
@@ -107,6 +109,15 @@ def test_a_drafter_that_the_target_does_not_read_changes_nothing():
   foreign = translated(toy.model(6, 4), for_=large, tables=([0, 1, 2, 3, 3], [0, 1, -1, 2, -1]))
   for drafter in (ngram.drafter(large), foreign):
     assert written(methods.speculative(block=3), {}, models=[drafter, large]) == alone
+
+
+@pytest.mark.long
+def test_an_early_exit_drafts_the_text_of_the_whole_model():
+  network = Decoder(DecoderConfig(97, 32, 2, 2, 8, 64, (Span(),) * 2, tied=True), eos_ids=(96,))
+  whole = Model(jax.tree.map(lambda x: 3 * x, network.init(jax.random.key(1))), network)
+  alone = written(methods.autoregressive(0), {}, models=[whole], prompts=[[5, 6, 7], [8]])
+  drafted = written(methods.speculative(block=3), {}, models=[layerskip(whole, 1), whole], prompts=[[5, 6, 7], [8]])
+  assert drafted == alone
 
 
 def test_a_processor_changes_every_text_alike():

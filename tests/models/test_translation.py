@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import hashlib
+import json
 from pathlib import Path
 
 from cases import FOREIGN, FOREIGN_PAIR, PROMPT
@@ -13,7 +15,9 @@ import numpy as np
 import pytest
 import reference
 from tiers import quick
+from trained import corpus, NEW, PAIRS, prompts
 
+import speccascade
 from speccascade import decode, embedded, methods, models, rules, Sampler
 from speccascade.check import enumeration
 from speccascade.data import tokenizer_formats, tokenizers
@@ -135,6 +139,25 @@ def test_a_translated_drafter_changes_nothing_but_acceptance(tmp_path):
   assert list(rates) == ['small', 'small-900-translated']
   before, after = rates.values()
   assert 0 < after < before
+
+
+GREEDY = json.loads((Path(__file__).parent / 'golden' / 'greedy.json').read_text())
+
+
+@pytest.mark.parametrize('family', quick(PAIRS, [], []))
+def test_200_prompts_are_continued_as_by_the_verifier_alone(family, shared, tmp_path):
+  folder = shared / 'checkpoints' / family
+  small, large = (speccascade.load(folder / name, dtype='float32') for name in PAIRS[family])
+  foreign = models.translated(with_bytes(small, tmp_path, corpus(shared, family, 2000), 3000), for_=large)
+  run = functools.partial(
+    decode, prompts=prompts(shared, family, 200), max_new_tokens=NEW, sampler=Sampler(0.0), batch_size=50
+  )
+  out = run(methods.speculative(block=3), [foreign, large])
+  if (name := f'{family}/{PAIRS[family][1]}') in GREEDY['digests']:
+    assert hashlib.sha256(json.dumps(out.tokens).encode()).hexdigest() == GREEDY['digests'][name]
+  else:
+    assert out.tokens == run(methods.autoregressive(), [large]).tokens
+  assert 0 < out.stats.accepted.sum() < out.stats.tested.sum()
 
 
 MU = 0.1
