@@ -95,12 +95,15 @@ def test_the_gin_of_each_page_makes_methods(page, tmp_path, monkeypatch):
 FILES = {code.split('\n')[0].removeprefix('# '): code for code in blocks(EXTENDING, 'python')}
 
 
-@pytest.mark.parametrize('name', FILES)
-def test_the_files_of_the_page_on_extending_run(name, tmp_path, capsys):
+RUNS = [(name, as_) for name in FILES for as_ in ('__main__', 'page') if as_ == '__main__' or 'check(' in FILES[name]]
+
+
+@pytest.mark.parametrize('name, as_', quick(RUNS, [x for x in RUNS if x != ('my_declared_rule.py', '__main__')], []))
+def test_the_files_of_the_page_on_extending_run(name, as_, tmp_path, capsys):
   (tmp_path / name).write_text(FILES[name])
-  runpy.run_path(str(tmp_path / name), run_name='__main__')
+  runpy.run_path(str(tmp_path / name), run_name=as_)
   said = capsys.readouterr().out
-  assert 'something is wrong' not in said and (name != 'my_phase.py' or 'all is well' in said)
+  assert 'something is wrong' not in said and ((name, as_) != ('my_phase.py', '__main__') or 'all is well' in said)
 
 
 def test_a_gin_file_takes_the_task_of_the_page_on_extending(tmp_path, monkeypatch):

@@ -86,7 +86,8 @@ def alphas(name):
   return [a for a in dict.fromkeys([*telling(name), *ends]) if a is not None] or [None]
 
 
-def mapped(name, numbers, logits):
+@partial(jax.jit, static_argnums=0)
+def compiled(name, numbers, logits):
   """Return the target and the deferrals of a rule for each α and temperature."""
 
   def found(alpha, temperature):
@@ -96,13 +97,10 @@ def mapped(name, numbers, logits):
   return jax.vmap(lambda alpha: found(alpha, 0.0))(numbers), over(numbers)
 
 
-compiled = jax.jit(mapped, static_argnums=0)
-
-
-def each(name, values, *logits, run=compiled):
+def each(name, values, *logits):
   """Return [(α, temperature, π, deferrals)]."""
   given = np.float32([0.0 if a is None else a for a in values])
-  cold, warm = jax.device_get(run(name, given, logits))
+  cold, warm = jax.device_get(compiled(name, given, logits))
   at = lambda x, *index: None if x is None else x[index]
   return [
     (alpha, t, *(at(x, i) if t == 0 else at(y, i, j - 1) for x, y in zip(cold, warm)))
@@ -368,7 +366,7 @@ def test_a_weighted_ensemble_accepts_at_least_the_proposers_weight(weight):
 @over_rules
 def test_a_cascade_of_three_models_takes_the_tail_for_the_verifier(name):
   logits = three(12)
-  for alpha, temperature, pi, deferred in each(name, telling(name), *map(jnp.asarray, logits), run=mapped):
+  for alpha, temperature, pi, deferred in each(name, telling(name), *map(jnp.asarray, logits)):
     ((*_, first),) = targets(name, 'of three', [alpha], [temperature])
     s = reference.Sampler(temperature)
     with at(alpha, temperature):
