@@ -396,25 +396,6 @@ def test_calls_of_the_large_model_are_counted_for_every_method(loaded, tmp_path)
     assert counted[name]['calls_per_token'] == large > 0
 
 
-def test_acceptance_is_divided_by_round_prompt_and_domain(quality):
-  examples = [dataclasses.replace(e, info={'kind': 'odd' if e.index % 2 else 'even'}) for e in toys.task().examples]
-  task = dataclasses.replace(EXPERIMENT.task, examples=examples)
-  records = _records(dataclasses.replace(EXPERIMENT, task=task, domain='kind'), _lines(quality), [])
-  for record in records:
-    counted = record['counts']
-    names = ('accepted_by_round', 'texts_by_round', 'acceptance_by_prompt', 'acceptance_by_domain')
-    if record['curve'] != 'opt':
-      assert [counted[name] for name in names] == [None] * 4
-      continue
-    accepted, texts, prompts, domains = (counted[name] for name in names)
-    assert sum(accepted) == counted['accepted'] and texts[0] == 10 == sum(prompts)
-    assert texts == sorted(texts, reverse=True) and sum(texts) == counted['rounds']
-    assert {name: c['examples'] for name, c in domains.items()} == {'even': 5, 'odd': 5}
-    assert sum(c['accepted'] for c in domains.values()) == counted['accepted']
-    for name in ('tested', 'emitted', 'rounds'):
-      assert sum(c[name] for c in domains.values()) == counted[name]
-
-
 def test_the_interval_of_a_difference_pairs_the_examples(quality):
   points = _records(EXPERIMENT, _lines(quality), [])
   base, other = points[0], points[2]

@@ -136,11 +136,6 @@ def test_a_run_is_alone_in_its_directory_and_where_it_is_ended_names_the_command
   assert 'Traceback' not in err
 
 
-def test_another_config_in_the_same_directory_is_refused_with_what_changed(config, whole, capsys):
-  assert run.main([*given(config, whole[0]), '--gin.Experiment.seed=7']) == 1
-  assert says(capsys.readouterr().err, '+Experiment.seed = 7', '--run_dir')
-
-
 @pytest.mark.full
 def test_several_experiments_have_a_folder_each(config, capsys):
   path = config.parent / 'two.gin'

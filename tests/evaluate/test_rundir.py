@@ -118,15 +118,6 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path, name, part):
   assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
-def test_a_directory_that_may_not_be_read_says_so(tmp_path, monkeypatch):
-  def refuse(self):
-    raise PermissionError(13, 'Permission denied')
-
-  monkeypatch.setattr(pathlib.Path, 'iterdir', refuse)
-  with pytest.raises(RunError, match=having('Permission denied', '--run_dir')), rundir.locked(RunDir(tmp_path)):
-    pass
-
-
 def test_another_config_is_refused_with_what_changed(tmp_path):
   rundir.write_config(RunDir(tmp_path), 'a = 0\n')
   rundir.write_config(RunDir(tmp_path), 'a = 1\nb = 2\n')  # nothing was measured yet

@@ -205,13 +205,3 @@ def test_methods_whose_intervals_overlap_are_called_equal():
     [None, None, None],
   ]
   assert 'Equal in speed to the large model: slow, unsure.' in table['note']
-
-
-def test_each_value_is_compared_with_the_reference_of_its_own():
-  points = [point('ensemble', x, 28.0, 1.0) for x in (0.1, 0.2)]
-  points += [point('cos', x, 28.0, r) for x, r in ((0.1, 1.2), (0.2, 1.6))] + [point('target only', quality=28.0)]
-  points[0] = made.timed(points[0], tokens_per_s=50.0)
-  results = made.results(points, reference='ensemble')
-  assert [pts.reference(results, points, p) for p in points] == [points[0], points[1], points[0], points[1], None]
-  (table,) = by_title(results, 'Collaborative')
-  assert table['rows'][1][:5] == ['cos', 'α = 0.2', 160.0, 1.6, 1.6] and 'at the same value' in table['note']
