@@ -12,6 +12,7 @@ import numpy as np
 from speccascade import backends, rules, sampling
 from speccascade.backends import sharding
 from speccascade.engine import inputs, loop
+from speccascade.engine.feeding import filled
 from speccascade.engine.job import Job
 from speccascade.engine.method import Strategy, Target
 from speccascade.host import multihost
@@ -67,7 +68,12 @@ def score(
   """
   models = Job.of_models(method, models).models
   numbers, combiner = _target(method, checked_int('batch_size', batch_size))
-  return _read(models, numbers, prompts, outputs, tree_util.Partial(_scored, combiner), batch_size)
+  used = [models[m] for m in numbers]
+  if heads := [model.name for model in used if model.network.provisional]:
+    raise ValueError(f'{heads[0]} is a head, which reads states of tokens that are decoded: it gives texts no score.')
+  adds = rules.declaration(combiner).adds_logits
+  lacks = [model.network.lacks(model.params) if adds else None for model in used]
+  return _read(models, numbers, prompts, outputs, tree_util.Partial(_scored, combiner, lacks), batch_size)
 
 
 def read(
@@ -195,8 +201,9 @@ def _read_chunk(networks, params, of, caches, fed, positions, goal, vocab) -> tu
   return of(logits, goal), tuple(cache for _, cache in passes)
 
 
-def _scored(combiner, logits: Array, tokens: Array) -> Score:
+def _scored(combiner, lacks: list[Array | None], logits: Array, tokens: Array) -> Score:
   """Return log π of the tokens [B, L], and whether each is the greedy one."""
+  logits = [filled(None if some is None else some[: x.shape[-1]], x) for some, x in zip(lacks, logits, strict=True)]
   if rules.inside(combiner) is rules.own:  # in logarithms, for a small probability may round to 0
     logprobs = sampling.log_softmax(logits[-1])
   else:

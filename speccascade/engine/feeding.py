@@ -53,7 +53,7 @@ def feed(
   layout = context.backend.layout
   # Embeddings may be padded beyond the vocabulary that the models share.
   logits = sharding.computed(layout, logits, m)[..., : state.window.vocab]
-  logits = _filled(context, m, logits.astype(jnp.float32))
+  logits = filled(context.lacks[m], logits.astype(jnp.float32))
   logits = process(context, state, logits, position) if mask_token is None else logits
   state = state.replace(
     fed=with_column(state.fed, m, state.fed[:, m] + need),
@@ -188,9 +188,8 @@ def drawn_window(state: State) -> Window:
   return w.replace(probs=jax.nn.one_hot(pending, w.vocab, dtype=jnp.float32))
 
 
-def _filled(context: Context, m: int, logits: Array) -> Array:
+def filled(lacks: Array | None, logits: Array) -> Array:
   """Return logits [B, L, V], those of tokens that the model lacks its lowest, before the requests change any."""
-  lacks = context.lacks[m]
   if lacks is None:
     return logits
   lowest = jnp.min(jnp.where(lacks, jnp.inf, logits), -1, keepdims=True)

@@ -1,6 +1,7 @@
 """The log-probability of a text is that of the distribution which the loop emits."""
 
 import dataclasses
+import functools
 import itertools
 
 from cases import FOREIGN_PAIR, METHODS, PAIR, PROMPT, V
@@ -11,7 +12,7 @@ import pytest
 import reference
 from tiers import quick
 
-from speccascade import decode, embedded, methods, Sampler
+from speccascade import decode, embedded, methods, rules, Sampler
 from speccascade.decode import scoring
 from speccascade.models import toy
 
@@ -39,6 +40,24 @@ def test_a_text_has_no_log_probability_where_the_draft_decides(name):
   method, models, _ = METHODS[name]
   with pytest.raises(ValueError, match=having(method.name, 'log-probability')):
     scoring.score(method, models, [PROMPT], [[1]])
+
+
+def test_a_sum_of_logits_has_one_of_a_token_that_a_drafter_lacks():
+  method = methods.ensemble(functools.partial(rules.realign, lam=0.3))
+  scores = scoring.score(method, FOREIGN_PAIR, [PROMPT] * V, [[v] for v in range(V)])
+  own, large = (reference.table_logits(model, PROMPT) for model in FOREIGN_PAIR)
+  own[~np.isfinite(own)] = own[np.isfinite(own)].min()
+  expected = reference.realign([own, large], 0.3, reference.Sampler())
+  np.testing.assert_allclose([np.exp(s.logprobs[0]) for s in scores], expected, atol=1e-5)
+
+
+class Drafting(toy.Table):
+  provisional = True  # as a head is
+
+
+def test_a_text_has_no_score_by_a_head():
+  with pytest.raises(ValueError, match='is a head'):
+    scoring.score(METHODS['oracle diff'][0], [PAIR[0].replace(network=Drafting(V)), PAIR[1]], [PROMPT], [[1]])
 
 
 def test_the_logits_of_texts_are_those_that_are_scored():
