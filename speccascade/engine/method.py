@@ -288,10 +288,13 @@ def _misread(method: Method, slots: Sequence[Network]) -> tuple[int, str] | None
   blind = {phase.model for phase in drafters if phase.mask_token is not None}
   if blind and (blind & asked or method.about.accepts_all or method.takes_turns):
     return min(blind), 'which drafts in one pass: that of a token does not know those before it'
-  tested = {slot for phase in method.all_phases for slot in phase.tests} if drafters else set()
+  tested = {slot for phase in method.all_phases for slot in phase.tests}
   tested |= {phase.model for phase in drafters if method.about.accepts_all}
-  if heads := [slot for slot in tested if slots[slot].provisional]:
-    return min(heads), 'a head: that of a drafted token is another once the verifier has read the tokens before it'
+  for slot in sorted(tested):
+    if slots[slot].remembers:
+      return slot, 'which remembers: that of a token is another after each text that ends'
+    if slots[slot].provisional and drafters:
+      return slot, 'a head: that of a drafted token is another once the verifier has read the tokens before it'
   return None
 
 

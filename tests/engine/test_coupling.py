@@ -157,6 +157,13 @@ def test_a_target_that_reads_a_drafter_in_one_pass_is_refused():
     methods.speculative(drafter=2)
 
 
+def test_a_target_that_reads_what_remembers_is_refused():
+  memory = ngram.drafter(PAIR5[1], memory=8)
+  for method in (methods.oracle(OPT), methods.cos(OPT, (2, 1)), methods.token_cascade(CHOW)):
+    with pytest.raises(ValueError, match='model 0, which remembers.*drafter=2'):
+      written(method, {}, models=[memory, PAIR5[1]])
+
+
 def test_what_tests_by_chance_is_refused():
   with pytest.raises(ValueError, match='gumbel.*token_wise'):
     written(methods.speculative(block=3, accept=acceptance.block), {}, models=PAIR5)
