@@ -171,6 +171,9 @@ def test_what_tests_by_chance_is_refused():
     Sampler(coupling='both')
 
 
+compiled = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 2})
+
+
 def keys_of(rows):
   return jax.random.key_data(jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(0)))(jnp.arange(rows)))
 
@@ -179,7 +182,7 @@ def keys_of(rows):
 def test_draws_follow_the_weights_and_positions_are_independent(vocab, rows):
   weights = np.random.default_rng(0).dirichlet(np.full(vocab, 0.5)).astype(np.float32)
   noise = sampling.Coupled(keys_of(rows))
-  draw = jax.jit(lambda at: noise.draw(jnp.broadcast_to(jnp.asarray(weights), (rows, vocab)), at, FINAL, at)[0])
+  draw = compiled(lambda at: noise.draw(jnp.broadcast_to(jnp.asarray(weights), (rows, vocab)), at, FINAL, at)[0])
   first, second = (np.asarray(draw(jnp.full(rows, at))) for at in (4, 5))
   assert (first == np.asarray(draw(jnp.full(rows, 4)))).all()
   likely = np.argsort(-weights)[:8]
@@ -198,7 +201,8 @@ def test_acceptance_is_that_of_the_formula():
   rows = 65_536
   noise = sampling.Coupled(keys_of(rows))
   at = jnp.full(rows, 3)
-  draw = lambda weights, purpose: noise.draw(jnp.broadcast_to(jnp.asarray(weights), (rows, 4)), at, purpose, at)[0]
+  weighted = lambda weights, purpose: noise.draw(jnp.broadcast_to(weights, (rows, 4)), at, purpose, at)[0]
+  draw = compiled(weighted, static_argnums=1)
   rate = float(theory.acceptance_rate(q, pi, 'gumbel'))
   found = float((draw(q, DRAFT) == draw(pi, FINAL)).mean())
   assert abs(found - rate) < 5 * np.sqrt(rate * (1 - rate) / rows)
