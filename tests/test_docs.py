@@ -16,6 +16,7 @@ import subprocess
 import sys
 from types import ModuleType
 
+from cases import Letters
 import families
 import gin
 import pytest
@@ -60,11 +61,23 @@ def blocks(path: Path, language: str) -> list[str]:
   return re.findall(rf'^```{language}\n(.*?)^```$', path.read_text(), re.DOTALL | re.MULTILINE)
 
 
+class Spelled(Letters):
+  """A tokenizer of any text."""
+
+  def encode(self, text):
+    return [ord(x) % 6 for x in text]
+
+
+def spelling_pair():
+  large = toy.model(1, 7, scale=1.5)
+  return toy.model(2, 7, near=large), large.replace(tokenizer=Spelled())
+
+
 def checked(method, models, prompts, **call):
-  """Check a call as `decode` does, and decode by one method, so that pages share its programs."""
+  """Check a call as `decode` does, and decode with one method and pair, so that pages share a program."""
   job = inspect.signature(decode).bind(method, models, prompts, **call)
   Job.of(method, models, prompts, **{'sampler': Sampler(), 'seed': 0} | job.kwargs)
-  return decode(methods.speculative(block=2, pair=(0, 1)), models, prompts, **call)
+  return decode(methods.speculative(block=2), spelling_pair(), [[1, 2]], max_new_tokens=16)
 
 
 @pytest.mark.parametrize('decodes', quick([False, True], [False], []), ids=['checked', 'decoded'])
@@ -288,7 +301,8 @@ def test_the_decode_example_of_the_readme_runs():
   assert out['row'].finish_reason in ('eos', 'stop', 'length')
 
 
-def test_the_python_of_the_decoding_page_runs(capsys):
+def test_the_python_of_the_decoding_page_runs(monkeypatch, capsys):
+  monkeypatch.setattr(embedded, 'models', spelling_pair)
   names = {}
   for code in blocks(ROOT / 'docs' / 'decoding.md', 'python'):
     exec(code, names)

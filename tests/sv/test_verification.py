@@ -241,8 +241,8 @@ def test_a_batch_is_decoded_by_the_method_for_its_size_and_feeds_no_other_model(
     verified = out.stats.verified_lengths
     assert verified.shape == (rows, window + 1)
     assert ((verified * np.arange(window + 1)).sum(1) == out.stats.positions[2] - out.stats.rounds).all()
-  sampled, drafted = (decode(m, TRIO, prompts[:2], max_new_tokens=9) for m in (method, drafted))
-  assert sampled.tokens == drafted.tokens and (sampled.stats.drafted == drafted.stats.drafted).all()
+  of_two, drafted = (decode(m, TRIO, prompts[:2], max_new_tokens=9, sampler=Sampler(0.0)) for m in (method, drafted))
+  assert of_two.tokens == drafted.tokens and (of_two.stats.drafted == drafted.stats.drafted).all()
 
 
 def test_a_pair_among_three_models_decodes_as_those_two_alone():
@@ -311,7 +311,7 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize('name', quick(FAMILIES, ['llama'], ['t5 scanned']))
+@pytest.mark.parametrize('name', quick(FAMILIES, ['llama'], []))
 def test_a_transformer_packed_computes_what_it_computes_padded(name):
   network, need = FAMILIES[name], jnp.array([3, 1, 0, 4])
   params = network.init(jax.random.key(0))
