@@ -496,6 +496,11 @@ PYTHON = {
     ('line 3', "'prompt'"),
   ),
   'a line of brackets': (lambda d: files.jsonl(records(d, '[' * 100_000)), ('line 3', 'JSON')),
+  'a line that is a list': (lambda d: files.jsonl(records(d, '[1]')), ('line 3', 'list')),
+  'half a character in messages': (
+    lambda d: files.jsonl(records(d, r'{"prompt": [{"role": "user", "content": "a \ud83d"}], "target": ""}')),
+    ('line 3', "'prompt'", 'half a character'),
+  ),
   'a line that is no JSON': (lambda d: files.jsonl(records(d, '{"prompt"')), ('line 3', 'JSON')),
   'a line without a field': (lambda d: files.jsonl(records(d, '{"prompt": "a"}')), ('line 3', "'target'")),
 }
@@ -753,6 +758,8 @@ COMMANDS = {
       ]
     ),
     ([*'ab', '--prompts={tmp}/none'], '{tmp}/none'),
+    ([*'ab', '--prompts={tmp}/none', '--out={tmp}', '--overwrite'], '{tmp} is a folder'),
+    ([*'ab', '--prompts={tmp}/none', '--out={tmp}/file/plan.json'], ('{tmp}/file/plan.json', 'choose another')),
     (['abfs://b/x', 'b', '--prompts={tmp}/file'], ('abfs://b/x', 'pip install')),
   ],
   'convert': [

@@ -128,20 +128,6 @@ def test_wrong_settings_are_named(problems, settings, match):
     files.jsonl(problems, target_field='answer', **settings)
 
 
-@pytest.mark.parametrize(
-  'line, settings, match',
-  [
-    ('[1]', {}, 'line 3 .*list'),
-    ('{"prompt": null, "target": [null]}', {'prompt_field': 'Say {prompt}'}, "x, line 3.*'prompt'"),
-    ('{"prompt": null, "target": [null]}', {'prompt_field': '{target}'}, "x, line 3.*'target'"),
-  ],
-)
-def test_lines_that_are_no_objects_or_have_null_for_a_text_are_named(tmp_path, line, settings, match):
-  (tmp_path / 'x').write_text(f'{{"prompt": "a", "target": "b"}}\n\n{line}')
-  with pytest.raises(ValueError, match=match):
-    files.jsonl(str(tmp_path / 'x'), **settings)
-
-
 def test_a_prediction_ends_at_the_first_stop(problems):
   task = files.jsonl(problems, prompt_field='question', target_field='answer', stop=('\n\n', 'Question:'))
   for text, end in (('a Question: b\n\nc', 'a '), ('a\n\nQuestion:', 'a'), ('all', 'all')):
@@ -284,16 +270,6 @@ def test_a_gin_file_makes_a_benchmark_of_prompts_from_its_own_file(name, record,
   ((message,), info) = example.prompt, example.info
   assert message['content'].startswith(prompt) and info[experiment.domain] == domain
   assert experiment.task.name == name and experiment.task.max_new_tokens == 1024
-
-
-def test_half_a_character_in_messages_is_named_with_its_line(tmp_path):
-  path = tmp_path / 'chats'
-  path.write_text('{"prompt": [{"role": "user", "content": "a \\ud83d"}]}')
-  with pytest.raises(ValueError, match=having('chats, line 1', "'prompt'", 'half a character')):
-    files.jsonl(str(path), target_field=None, metrics=['words'])
-  path.write_text('{"messages": []}\n{"messages": [{"role": "user", "content": "a \\ud83d"}]}')
-  with pytest.raises(ValueError, match=having('chats, line 2', 'half a character')):
-    files.conversations(str(path), chat=True)
 
 
 def test_cutting_never_splits_a_character(byt5):

@@ -402,17 +402,3 @@ def test_a_command_plans_and_another_decodes_by_it(tmp_path, capsys):
   assert command.main(run) == 1 and 'with temperature 0, not with temperature 1' in capsys.readouterr().err
   assert command.main([*run, '--temperature=0']) == 0
   assert len((tmp_path / 'out.jsonl').read_text().splitlines()) == 2
-
-
-@pytest.mark.parametrize(
-  'more, parts',
-  [
-    (['--out=.', '--overwrite'], ['. is a folder']),
-    (['--out=two.json/plan.json'], ['two.json/plan.json', 'choose another']),
-  ],
-)
-def test_what_would_lose_a_plan_is_refused_before_prompts_are_read(more, parts, tmp_path, monkeypatch, capsys):
-  monkeypatch.chdir(tmp_path)
-  SAVED.save(Path('two.json'))
-  assert plan.main(['SMALL', 'MIDDLE', 'LARGE', '--prompts=/nowhere/prompts', *more]) == 1
-  assert says(capsys.readouterr().err, *parts)

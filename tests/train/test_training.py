@@ -63,8 +63,9 @@ def same(a, b):
   return jax.tree.all(jax.tree.map(np.array_equal, a, b))
 
 
-@pytest.mark.parametrize('network', NETWORKS.values(), ids=NETWORKS)
-def test_padding_and_batch_mates_do_not_change_the_loss(network):
+@pytest.mark.parametrize('name', quick(NETWORKS, ['t5', 'decoder'], []))
+def test_padding_and_batch_mates_do_not_change_the_loss(name):
+  network = NETWORKS[name]
   params = init(network)
   pairs = [([3, 4, 1], [5, 6, 7, 8, 1]), ([9, 8, 1], [2, 3, 4, 5, 1]), ([3, 4, 5, 6, 7, 8, 9, 1], [2, 1])]
   together, parts = loss(network, params, collate(pairs, (16,)))
@@ -434,12 +435,8 @@ def test_mistakes_are_named_before_any_work(tmp_path):
     (lambda: run(distillation=Distillation(), teacher=taught, companion=taught), ('companion',)),
     (lambda: Optimizer(schedule='step'), ("schedule='step'", 'constant')),
     (lambda: Optimizer(learning_rate=math.nan), ('learning_rate=nan', 'above 0')),
-    (lambda: Optimizer(learning_rate=math.inf), ('learning_rate=inf', 'finite')),
-    (lambda: Optimizer(warmup=-3), ('warmup=-3',)),
     (lambda: Optimizer(warmup=0.5), ('warmup=0.5',)),
-    (lambda: Optimizer(final=-1), ('final=-1',)),
     (lambda: Optimizer(b2=2), ('b2=2', 'below 1')),
-    (lambda: Optimizer(weight_decay=-1), ('weight_decay=-1',)),
     (lambda: Optimizer(clip=-1), ('clip=-1', '0')),
     (lambda: next(data.repeated([])), ('no pairs',)),
   ):
