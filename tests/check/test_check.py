@@ -16,7 +16,6 @@ import pytest
 import speccascade
 from speccascade import acceptance, check, methods, rules, Sampler
 from speccascade.engine import validate
-from speccascade.types import NEGATIVE, SUM
 
 
 def average(q, p, *, alpha):
@@ -116,13 +115,6 @@ def test_a_token_cascade_asks_its_rule_without_the_verifier():
 
   with pytest.raises(ValueError, match=having('reads_both', 'test_check.py')):
     validate.check_targets(methods.token_cascade(functools.partial(reads_both, alpha=0.3)), 11, Sampler())
-
-
-def test_the_sentence_for_a_target_that_is_no_law_names_rule_position_and_sum():
-  method = methods.speculative(half)
-  said = validate.not_a_distribution(method, 17, SUM, 0.5)
-  assert 'what half returns at position 17 sums to 0.5' in said
-  assert 'has the entry -0.25' in validate.not_a_distribution(method, 17, NEGATIVE, -0.25)
 
 
 def test_importing_the_command_leaves_the_function():

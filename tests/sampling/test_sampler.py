@@ -131,22 +131,17 @@ def test_masked_tokens_stay_masked():
   [
     (dict(temperature=-0.1), r'temperature=-0\.1'),
     (dict(temperature=float('nan')), 'temperature=nan'),
-    (dict(temperature=float('inf')), 'temperature=inf'),
     (dict(top_p=0.0), r'top_p=0\.0'),
-    (dict(top_p=1.1), r'top_p=1\.1'),
     (dict(top_k=0), 'top_k=0 .* leave it out'),
     (dict(min_p=1.0), r'min_p=1\.0'),
     (dict(presence_penalty=np.inf), 'presence_penalty=inf'),
     (dict(top_k=2.5), r'top_k=2\.5'),
     (dict(repetition_penalty=0), 'repetition_penalty=0'),
-    (dict(repetition_penalty=-1.0), r'repetition_penalty=-1\.0'),
     (dict(temperature=1e39), r'temperature=1e\+39'),
     (dict(top_k=10**400), 'top_k=1000'),
     (dict(top_p=1e-39), 'top_p=1e-39'),
     (dict(presence_penalty=1e39), r'presence_penalty=1e\+39'),
-    (dict(frequency_penalty=-1e39), r'frequency_penalty=-1e\+39'),
     (dict(repetition_penalty=1e-39), 'repetition_penalty=1e-39'),
-    (dict(repetition_penalty=1e39), r'repetition_penalty=1e\+39'),
   ],
 )
 def test_sampler_errors_name_the_value(setting, message):
@@ -159,9 +154,7 @@ def test_sampler_errors_name_the_value(setting, message):
   [
     dict(temperature=1e30),
     dict(presence_penalty=1e30),
-    dict(frequency_penalty=-1e30),
     dict(repetition_penalty=1e30),
-    dict(repetition_penalty=1e-30),
     dict(top_p=1e-30),
     dict(top_k=10**30),
   ],
