@@ -148,7 +148,7 @@ def test_a_model_that_puts_no_space_before_a_text_writes_none_twice(tmp_path):
   assert tokenizer.decode(tokenizer.encode(text, begins=False), special=True) == text
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_model_fills_spans_with_the_sentinels_of_its_tokenizer(tmp_path):
   network = T5(T5Config(1024, 8, 2, 4, 8, 1, 1), (1,), 0)
   model = Model(network.init(jax.random.key(0)), network, t5(tmp_path, extra_ids=3))

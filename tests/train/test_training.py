@@ -125,7 +125,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
   assert parts == whole and [line['step'] for line in whole] == list(range(2, 21, 2))
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_run_goes_on_with_its_own_data_and_teacher_only(tmp_path):
   s = settings(steps=20, save_every=3)
   teachers = [Model(init(T5_NET, seed), T5_NET, name='teacher') for seed in (0, 1)]
