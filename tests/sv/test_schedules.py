@@ -193,7 +193,7 @@ BIASED = {  # of what is measured the chance of the first of two tokens, which i
 }
 
 
-FIRST = ('a, by position', 'b, by position, .7', 'c, after the draw', 'd, after the draw')
+FIRST = ('a, by position', 'c, after the draw', 'd, after the draw')
 
 
 @pytest.mark.parametrize('name', quick(BIASED, FIRST, []))
