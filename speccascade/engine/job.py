@@ -17,6 +17,7 @@ from speccascade.backends import sharding
 from speccascade.engine import inputs, requests, validate
 from speccascade.engine.lowering import cut, lower
 from speccascade.engine.method import Strategy
+from speccascade.engine.phases import Score
 from speccascade.models import hidden
 from speccascade.types import check_bits, checked_int, Model, Network
 
@@ -109,7 +110,7 @@ class Job:
     rows = requests.rows(models, prompts, sampler=sampler, max_prompt_tokens=max_prompt_tokens, **numbers)
     _check_targets(method, models, rows[0].sampler)
     method = method.of([m.network for m in models])
-    _check_numbers([models[m] for m in method.slots], rows)
+    _check_numbers(method, [models[m] for m in method.slots], rows)
     for row in rows:
       with inputs.of_prompt(row.source):
         method.check_sampler(row.sampler)
@@ -136,19 +137,22 @@ def _check_targets(method: Strategy, models: Sequence[Model], sampler: sampling.
     validate.check_targets(choice, vocab, sampler)
 
 
-def _check_numbers(slots: Sequence[Model], rows: Sequence[requests.Row]):
-  """Refuse rows with the same random numbers where one is drafted from another's text, which they have made."""
-  names = [model.name for model in slots if model.network.remembers]
+def _check_numbers(method: Strategy, slots: Sequence[Model], rows: Sequence[requests.Row]):
+  """Refuse rows with the same random numbers where what these made of one decides about another."""
+  some = [f'{model.name} drafts one from the text of another' for model in slots if model.network.remembers]
+  limits = [phase.limit for phase in method.all_phases if isinstance(phase, Score) and phase.limit is not None]
+  if method.keeps_distribution:
+    some += [f'{limit} compares the draft of one with that of another' for limit in limits if limit.compares]
   first: dict[tuple, int] = {}
-  for row in rows if names else ():
+  for row in rows if some else ():
     if row.sampler.greedy or row.sampler.coupling == 'gumbel':
       continue
     key = row.seed, row.stream, row.example_id, row.sample
     if (other := first.setdefault(key, row.source)) != row.source:
       raise ValueError(
         f'prompts {other} and {row.source} have the same random numbers (seed {row.seed}, example_id '
-        f"{row.example_id}), and {names[0]} drafts the one from the other's text; give each a seed or an example_id of "
-        "its own, or decode with coupling='gumbel'."
+        f'{row.example_id}), and {some[0]}; give each a seed or an example_id of its own, or decode with '
+        "coupling='gumbel'."
       )
 
 

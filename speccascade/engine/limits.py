@@ -21,12 +21,14 @@ class Limit:
     most: The most tokens that it lets through; None for all.
     varies: Whether it may let fewer through than there are, up to `most`.
     fine: Whether it goes by what each number of tokens costs, so that a program has many widths.
+    compares: Whether how much of one row's draft is tested depends on another row's draft.
   """
 
   reads: tuple[int, ...] | None = None
   most: int | None = None
   varies: bool = True
   fine: bool = False
+  compares: bool = False
 
   def of(self, networks: Sequence[Network]) -> 'Limit':
     """Return it with what it takes from the networks of the slots."""

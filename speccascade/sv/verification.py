@@ -129,11 +129,13 @@ class Budget:
     looks_ahead: Whether it may decide on a token by what comes after it in its row.
     stale: Whether the choice is used in the round after that in which it was made.
     stops: Whether a draft ends where nothing more would be verified.
+    by_row: Whether it takes each row by itself.
   """
 
   looks_ahead = False
   stale = False
   stops = False
+  by_row = False
 
   def __call__(self, chances: Array, active: Array) -> Array:
     """Return how many tokens of each row to verify [B], by their chances [B, W], 0 of what there is not."""
@@ -197,6 +199,7 @@ class Causal(Budget):
   threshold: Array = 0.4
 
   stops = True
+  by_row = True
 
   def __post_init__(self):
     stopping.check_chance(self, 'threshold')
@@ -287,6 +290,11 @@ class Scheduled(Limit):
   def policy(self) -> stopping.Policy:
     """The policy that goes with it, whose carry it reads."""
     return Scheduling(self) if self.remembers or self.stops else stopping.Policy()
+
+  @property
+  def compares(self) -> bool:
+    # A draft that is tested by numbers of its positions is the same, however much of it a round tests.
+    return not self.budget.by_row and (not self.spare or self.redrafts)
 
   @property
   def remembers(self) -> bool:

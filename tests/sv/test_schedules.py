@@ -11,7 +11,7 @@ import pytest
 import test_verification
 from tiers import quick
 
-from speccascade import decode, methods, Sampler, sampling, stopping
+from speccascade import decode, methods, Request, Sampler, sampling, stopping
 from speccascade.backends.ops import take1
 from speccascade.check import enumeration
 from speccascade.engine.job import Job
@@ -245,6 +245,21 @@ def test_a_drafter_in_one_pass_goes_with_no_budget_that_looks_ahead(numbers, bud
   assert asked([ngram.drafter(coin(6)), coin(6)], sampler=Sampler())
   assert asked(models, sampler=Sampler(coupling='gumbel'))
   assert decode(ahead, models, [[0]], max_new_tokens=4, sampler=Sampler(0.0)).tokens == [[0, 0, 0, 0]]
+
+
+def test_rows_of_the_same_random_numbers_go_with_no_budget_that_compares_drafts_before_a_bonus_token():
+  # q = (.5, .5), p = (.9, .1): the first of two tokens is verified unless the other row's draft, the same, has it: .85.
+  def job(budget, ending, *asked, **how):
+    method = methods.scheduled(predictors.max_q, 2, budget=budget, ending=ending)
+    Job.of(method, FAIR, asked, **dict(max_new_tokens=4, seed=0, sampler=Sampler()) | how)
+
+  twice = Request([0], seed=1), Request([1], seed=1)
+  with pytest.raises(ValueError, match=having('prompts 0 and 1', 'seed 1', 'top 1 by max_q', "coupling='gumbel'")):
+    job(TopK(1), 'bonus', *twice)
+  job(TopK(1), 'test', *twice)
+  job(Causal(), 'bonus', *twice)
+  job(TopK(1), 'bonus', *twice, sampler=Sampler(coupling='gumbel'))
+  job(TopK(1), 'bonus', [0], [1])
 
 
 # ---- predictors and budgets ----
