@@ -1,7 +1,9 @@
 """What has a name has one spelling in every command and config, and a user's is named as the package's is."""
 
 from functools import partial
+import importlib.util
 import runpy
+import subprocess
 import sys
 
 import docstrings
@@ -9,6 +11,7 @@ from matching import having
 import pytest
 
 from speccascade import acceptance, decode, methods, rules, run, stopping
+from speccascade.__main__ import COMMANDS
 from speccascade.decode import __main__ as command
 from speccascade.decode import options
 from speccascade.engine.method import Strategy
@@ -215,3 +218,30 @@ def test_a_module_that_a_run_imports_is_a_part_of_its_config(my_names):
   text = config.parse([str(run.DEFAULT)], commands.bindings(args))
   assert 'import my_tasks' in text and '# source of my_tasks: ' in text and 'Experiment.seed = 3' in text
   sys.modules.pop('my_tasks')
+
+
+@pytest.mark.long
+def test_commands_take_a_rule_of_ones_own(my_names):
+  """The pair of the package, decoded towards and planned for a rule in the current folder."""
+  from speccascade import embedded
+  from speccascade.checkpoints import orbax
+
+  for name, model in zip(('small', 'large'), embedded.models()):
+    orbax.save(my_names / name, model)
+  (my_names / 'in.jsonl').write_text('{"prompt": "A dog runs."}\n')
+  run = partial(subprocess.run, cwd=my_names, capture_output=True, text=True, check=True)
+  python = [sys.executable, '-m']
+  own = ['--rule', 'my_names:mine(alpha=0.1, factor=0.9)', '--block', '2', '--max-new-tokens', '8']
+  run([*python, 'speccascade.decode', '--models', 'small', 'large', *own, '--', 'in.jsonl', 'out.jsonl'])
+  assert (my_names / 'out.jsonl').read_text().count('\n') >= 1
+  plan = ['speccascade.plan', 'small', 'large', '--prompts', 'in.jsonl', '--blocks', '2', '--max-new-tokens', '8']
+  assert 'my_names' in run([*python, *plan, '--rule', 'my_names:mine:0.1', '--trials', '0', '--budget', '20']).stdout
+
+
+@pytest.mark.parametrize('name', [x for x in COMMANDS if x != 'integrations.lm_eval'])  # which has the harness's
+def test_every_command_takes_a_module_of_ones_own(name, capsys):
+  folder = importlib.util.find_spec(f'speccascade.{name}').submodule_search_locations
+  module = f'speccascade.{name}.__main__' if folder else f'speccascade.{name}'
+  with pytest.raises(SystemExit):
+    (of_check('main') if name == 'check' else importlib.import_module(module).main)(['--help'])
+  assert '--import MODULE' in capsys.readouterr().out

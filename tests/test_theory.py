@@ -331,3 +331,17 @@ def test_acceptance_rate_is_one_minus_tv_and_never_over_1():
 def test_errors_name_the_value(call, message):
   with pytest.raises(ValueError, match=message):
     call()
+
+
+def close(sample, formula):
+  """Tell whether the mean of a sample is within five standard errors of a formula, and the errors are small."""
+  error = sample.std() / np.sqrt(len(sample))
+  return abs(sample.mean() - formula) <= 5 * error + 1e-12 and error < 0.02 * formula
+
+
+@pytest.mark.parametrize('alpha, gamma', GRID)
+def test_tokens_per_round_are_the_mean_of_simulated_rounds(alpha, gamma):
+  run = accepted_run(np.random.default_rng(1), alpha, gamma)
+  assert close(run + 1.0, theory.tokens_per_round(alpha, gamma))  # a rejection or the bonus gives one more
+  no_bonus = np.minimum(run + 1.0, gamma)
+  assert close(no_bonus, theory.tokens_per_round_without_bonus(alpha, gamma))

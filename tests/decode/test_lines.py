@@ -354,3 +354,19 @@ def test_settings_make_the_method_that_they_name():
   )
   assert str(make('--method', 'ensemble', '--rule', 'contrastive:0.1')).count('score') == 2
   assert make('--method', 'autoregressive(model=1)').slots == (1,)
+
+
+@pytest.mark.long
+def test_a_killed_process_leaves_rows_and_the_next_one_ends_the_file(tmp_path):
+  source, part = write(tmp_path / 'in.jsonl', REQUESTS[:9] * 10), tmp_path / 'out.jsonl.part'
+  line = [sys.executable, '-m', 'speccascade.decode', *MODELS, *OPT, str(source)]
+  env = {**os.environ, 'JAX_PLATFORMS': 'cpu'}
+  process = subprocess.Popen([*line, str(tmp_path / 'out.jsonl')], env=env, stderr=subprocess.DEVNULL)
+  while process.poll() is None and not (part.exists() and len(part.read_bytes().splitlines()) > 5):
+    time.sleep(0.02)
+  process.send_signal(signal.SIGKILL)
+  process.wait()
+  assert part.exists() and 5 < len(part.read_bytes().splitlines()) < 91
+  for name in ('out.jsonl', 'whole.jsonl'):
+    assert command.main([*line[3:], str(tmp_path / name)]) == 0
+  assert (tmp_path / 'out.jsonl').read_bytes() == (tmp_path / 'whole.jsonl').read_bytes()

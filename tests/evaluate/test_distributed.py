@@ -7,12 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import jax
 from matching import says
 import numpy as np
 import pytest
-from runs import finish, GOOD, lines_in, start, wait_until, written
+from runs import finish, GOOD, lines_in, same_bytes, start, wait_until, written
 from tiers import quick
 
 import speccascade
@@ -278,3 +279,34 @@ def test_a_process_of_several_that_is_told_to_end_does(tmp_path):
 def test_processes_that_nothing_tells_of_each_other_are_told_what_to_set(monkeypatch):
   with pytest.raises(RunError, match='JAX_COORDINATOR_ADDRESS'):
     multihost.start(1)
+
+
+@pytest.mark.long
+def test_two_processes_of_which_each_was_killed_once_come_to_one_processs_bytes(tmp_path):
+  config = written(tmp_path)
+  (tmp_path / 'one').mkdir()
+  (tmp_path / 'two').mkdir()
+
+  def begin() -> list[subprocess.Popen]:
+    where, flags = address(), ('--distributed', '--host_timeout=8')
+    return [start(config, 'run', *flags, cwd=tmp_path / 'two', **environment(where, i)) for i in range(2)]
+
+  lines = tmp_path / 'two' / 'run' / 'examples.jsonl'
+  for victim, count in ((1, 4), (0, 24)):
+    both = begin()
+    wait_until(lambda count=count: lines_in(lines) >= count, *both)
+    both[victim].send_signal(signal.SIGKILL)
+    began = time.monotonic()
+    code, out, err = finish(both[1 - victim])
+    finish(both[victim])
+    assert code and not out and time.monotonic() - began < 20, (code, out, err)
+    if victim:  # with the first process JAX's service is gone, and JAX aborts the others
+      (error,) = [line for line in err.splitlines() if line.startswith('error: ')]
+      assert code == 1 and 'it died, hangs, or needs more than 8 s' in error and 'all hosts' in error
+  assert lines_in(lines) < 60
+  (code, out, err), (other, silent, said) = map(finish, begin())
+  assert code == other == 0 and 'Report: run/report.html' in out and not silent, (err, said)
+  assert 'quality: 60/60 examples' in err and 'quality' not in said
+  one = finish(start(config, 'run', cwd=tmp_path / 'one', XLA_FLAGS=f'{os.environ["XLA_FLAGS"]} {DEVICES}4'))
+  assert one[0] == 0, one
+  same_bytes(tmp_path / 'one' / 'run', tmp_path / 'two' / 'run')

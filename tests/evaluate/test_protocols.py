@@ -530,3 +530,17 @@ def test_progress_leaves_out_time_and_counts_what_is_added_to_it(monkeypatch):
   bar.add(1)
   bar.end()
   assert log.getvalue().count('plan') == 2
+
+
+def test_the_interval_of_a_ratio_covers_the_ratio_as_often_as_it_says():
+  rng, covered = np.random.default_rng(0), 0
+  many = dataclasses.replace(ALONE, task=dataclasses.replace(ALONE.task, examples=ALONE.task.examples[:1] * 40))
+  for _ in range(100):
+    timings = []
+    for example in range(40):
+      seconds = rng.lognormal(sigma=0.3)
+      timings.append(_timing('target only', example, 0, seconds))
+      timings.append(_timing('draft only', example, 0, seconds / 2 * rng.lognormal(sigma=0.2) / np.exp(0.02)))
+    low, high = _records(many, [], timings)[1]['latency']['ratio_ci']
+    covered += low <= 2 <= high
+  assert covered >= 85

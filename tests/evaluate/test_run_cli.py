@@ -8,7 +8,7 @@ import time
 
 from matching import says
 import pytest
-from runs import finish, given, GOOD, start, wait_until, written
+from runs import finish, given, GOOD, lines_in, start, wait_until, written
 from tiers import quick
 
 from speccascade import run
@@ -167,3 +167,24 @@ def test_resuming_in_another_environment_is_a_warning(tmp_path, capsys):
   folder.write('environment.json', as_json(now | {'device': 'abacus'}))
   runner._prepare(folder, 'a = 1\n')
   assert f'device: abacus → {now["device"]}' in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_a_run_killed_three_times_ends_as_one_that_was_not(config, whole):
+  folder = config.parent / 'killed'
+  journals = ('examples.jsonl', 'examples.jsonl', 'latency.jsonl')
+  for name, lines in zip(journals, (3, 33, 7), strict=True):
+    process = start(config, folder)
+    wait_until(lambda path=folder / name, lines=lines: lines_in(path) >= lines, process)
+    process.send_signal(signal.SIGKILL)
+    assert finish(process)[0] == -signal.SIGKILL
+    with open(folder / name, 'ab') as f:
+      f.write(b'{"temperature": 0.0, "cur')  # as if it had died in the middle of a line
+  code, _, err = finish(start(config, folder))
+  assert code == 0, err
+  same_as(whole[0], folder)
+
+
+def test_another_config_in_the_same_directory_is_refused_with_what_changed(config, whole, capsys):
+  assert run.main([*given(config, whole[0]), '--gin.Experiment.seed=7']) == 1
+  assert says(capsys.readouterr().err, '+Experiment.seed = 7', '--run_dir')

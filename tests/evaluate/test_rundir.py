@@ -4,6 +4,8 @@ import json
 import os
 import pathlib
 import resource
+import subprocess
+import sys
 
 from matching import having
 import pytest
@@ -130,3 +132,28 @@ def test_another_config_is_refused_with_what_changed(tmp_path):
   assert message.endswith('\n  -b = 2\n  +b = 3\n  +c = 4')
   assert '--run_dir' in message
   assert (tmp_path / 'config.gin').read_text() == 'a = 1\nb = 2\n'
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from speccascade.evaluate import rundir
+from speccascade.host.runs import RunDir
+with rundir.locked(RunDir(Path(sys.argv[1]))):
+  print('held', flush=True)
+  time.sleep(60)
+"""
+
+
+def test_a_directory_is_one_processs_until_that_is_killed(tmp_path):
+  holder = subprocess.Popen([sys.executable, '-c', HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+  try:
+    assert holder.stdout.readline() == 'held\n'
+    with pytest.raises(RunError, match=f'process {holder.pid} '), rundir.locked(RunDir(tmp_path)):
+      pass
+  finally:
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+  with rundir.locked(RunDir(tmp_path)):
+    assert (tmp_path / 'lock').read_text().startswith(f'process {os.getpid()} ')

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from tiers import quick
 
-from speccascade import backends
+from speccascade import backends, decode, methods, Sampler
 from speccascade.backends import base, Offsets
 from speccascade.models import decoder, t5
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config, T5GemmaConfig
+from speccascade.planning.synthetic import random_model
 from speccascade.types import Prompt
 
 WINDOWED = Decoder(DecoderConfig(23, 32, 4, 2, 8, 48, (Span(7), Span(), Span(7, None))))
@@ -88,3 +89,17 @@ def test_memory_to_read_prompts_does_not_grow_with_the_square_of_their_length(ne
     return run.compile().memory_analysis().temp_size_in_bytes
 
   assert held(65536) < 4.5 * held(16384)
+
+
+@pytest.mark.long
+def test_a_text_after_a_prompt_of_4096_tokens_is_that_of_reading_it_at_once(monkeypatch):
+  config = dataclasses.replace(WINDOWED.config, heads=2, kv_heads=1, spans=(Span(7), Span()))
+  model = random_model(Decoder(config), 'long', seed=3)
+  prompt = np.random.default_rng(1).integers(0, 23, 4096).tolist()
+  texts = []
+  for chunk in (decoder.CHUNK, 1 << 20):
+    monkeypatch.setattr(decoder, 'CHUNK', chunk)
+    jax.clear_caches()
+    settings = dict(max_new_tokens=8, max_prompt_tokens=4096, sampler=Sampler(0.0))
+    texts.append(decode(methods.autoregressive(), [model], [prompt], **settings).tokens)
+  assert texts[0] == texts[1] and len({*texts[0][0]}) > 1

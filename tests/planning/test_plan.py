@@ -19,6 +19,7 @@ import pytest
 from speccascade import decode, embedded, methods, models, plan, Request, Sampler
 from speccascade.decode import __main__ as command
 from speccascade.engine import requests
+from speccascade.host.progress import Progress
 from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.eagle import Eagle, HeadConfig
@@ -402,3 +403,23 @@ def test_a_command_plans_and_another_decodes_by_it(tmp_path, capsys):
   assert command.main(run) == 1 and 'with temperature 0, not with temperature 1' in capsys.readouterr().err
   assert command.main([*run, '--temperature=0']) == 0
   assert len((tmp_path / 'out.jsonl').read_text().splitlines()) == 2
+
+
+@pytest.mark.long
+def test_costs_and_speeds_are_measured_where_none_are_given(monkeypatch):
+  shown = []
+
+  class Shown(Progress):
+    add = lambda bar, count, note: shown.append((bar.n + count, bar.total)) or bar.update(count)
+
+  monkeypatch.setattr(budget, 'Progress', Shown)
+  made = planner.plan(
+    pair(), PROMPTS, blocks=(2,), batches=(2,), max_new_tokens=20, trials=1, rules={'opt': OPT}, progress=True
+  )
+  (batch,) = made.batches
+  assert set(batch.costs.verify) == {1, 3} and min(batch.costs.verify.values()) > 0 and batch.costs.start > 0
+  assert batch.alone.median > 0 and {r.candidate.name for r in batch.rows if r.measured} == {'speculative', 'opt'}
+  saved = made.saved()
+  assert set(saved.choices) == {2} and saved.origin.digests == ('a', 'b')
+  assert {s.name for s in saved.speeds[2]} == {'autoregressive', 'speculative', 'opt'}
+  assert shown == [(n, 21) for n in range(1, 21)]  # 2 acceptances and, of 9 runs, two turns; 1 is never reached

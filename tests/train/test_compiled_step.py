@@ -72,3 +72,16 @@ def test_a_job_to_compile_has_a_network_and_a_mesh_that_divides_it():
   with pytest.raises(ValueError, match=having('batch_size=8', 'microbatches=2', 'data=16')):
     mesh = jax.sharding.AbstractMesh((16, 1), ('data', 'model'))
     compiled.compile_step(NET, SETTINGS, mesh)
+
+
+@pytest.mark.long
+def test_a_step_of_t5_xl_fits_a_chip_of_v5e_4x4(capsys):
+  pytest.importorskip('libtpu')
+  macros = dict(SIZE='xl', SCAN=True, REMAT=True, MICROBATCHES=32, MESH={'data': 4, 'model': 4})
+  macros |= dict(CHECKPOINT='x', TOKENIZER=None)
+  bound = [f'--gin.{key}={value!r}' for key, value in macros.items()]
+  assert __main__.main([f'--gin_file={FOLDER / "cnn_dailymail"}.gin', '--compile=v5e:4x4', *bound]) == 0
+  out = capsys.readouterr().out
+  assert says(out, '2,849,757,184 parameters', "'data': 4, 'model': 4")
+  total = float(out.split('total ')[1].split(' GiB')[0])
+  assert total < aot.CHIPS['v5e'].memory

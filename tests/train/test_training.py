@@ -520,3 +520,15 @@ def test_a_config_may_import_a_module_of_the_users(tmp_path, monkeypatch):
   (tmp_path / 'my_pairs.py').write_text('import gin\n\n\n@gin.register\ndef twins():\n  return [([3, 1], [3, 1])]\n')
   (tmp_path / 'config.gin').write_text('import my_pairs\n' + CONFIG.replace('@train.generated()', '@my_pairs.twins()'))
   assert [job.pairs for job in jobs.read([str(tmp_path / 'config.gin')])] == 2 * [[([3, 1], [3, 1])]]
+
+
+@pytest.mark.parametrize('network', [T5_NET, DECODER], ids=['t5', 'decoder'])
+def test_what_lies_in_the_padding_moves_neither_loss_nor_gradient(network):
+  params = init(network)
+  clean = collate([([3, 4], [5, 1]), ([3, 4, 5, 6], [7, 8, 9, 1])], (8,))
+  outside = [np.arange(8)[None] >= n[:, None] for n in (clean.source_length, clean.target_length)]
+  dirty = clean.replace(source=np.where(outside[0], 7, clean.source), target=np.where(outside[1], 9, clean.target))
+  gradient = jax.jit(jax.value_and_grad(lambda p, b: losses.loss(network, p, b)[0]))
+  results = [gradient(params, b) for b in (clean, dirty)]
+  for x, y in zip(*map(jax.tree.leaves, results), strict=True):
+    np.testing.assert_allclose(x, y, atol=1e-6)
