@@ -41,9 +41,9 @@ LOCKSTEP = Baseline('the standard ensemble', all_models=True)
 
 
 def tested(method: 'Method') -> Target:
-  """Return the models and the combiner of a method's test."""
-  tests = next(p for p in method.all_phases if isinstance(p, Verify))
-  return tuple(method.slots[s] for s in tests.models), tests.combiner
+  """Return the models and the combiner of a method's test; none where it tests nothing."""
+  tests = next((p for p in method.all_phases if isinstance(p, Verify)), None)
+  return ((), None) if tests is None else (tuple(method.slots[s] for s in tests.models), tests.combiner)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,6 +38,21 @@ def mimo():
   return tiny.model_of(MIMO)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def extend(network, params, cache, tokens, positions):
+  return network.extend(params, cache, tokens, positions)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def prefill(network, params, prompt, slots):
+  return network.prefill(params, prompt, slots)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def observed_prompt(network, params, prompt, kept):
+  return network.observe_prompt(params, prompt, prompt.tokens.shape[1], kept)
+
+
 def tensors_of(shapes, seed=0):
   rng = np.random.default_rng(seed)
   made = {name: rng.normal(scale=0.5, size=shape).astype(np.float32) for name, shape in shapes.items()}
@@ -193,7 +208,7 @@ def states(tokens, model=None):
   network, params = model.network, model.params
   text = speccascade.types.Prompt(jnp.array([tokens]), jnp.array([len(tokens)]))
   kept = (0, *range(1, 7), -1)
-  _, found = network.observe_prompt(params, text, len(tokens), kept)
+  _, found = observed_prompt(network, params, text, kept)
   found = np.asarray(found[0], np.float64).reshape(len(tokens), len(kept), E)
   return found[:, 0], found[:, :7], found[:, -1], np.asarray(params['logits_dense']['kernel'], np.float64)
 
@@ -305,12 +320,12 @@ def drafted(head, prompt, text, count, large=None):
   params = drafter.params
   pair, observed = drafter.network, large.network
   tokens = np.array([*prompt, *text])
-  cache = observed.prefill(params, speccascade.types.Prompt(jnp.array([prompt]), jnp.array([len(prompt)])), 48)
+  cache = prefill(observed, params, speccascade.types.Prompt(jnp.array([prompt]), jnp.array([len(prompt)])), 48)
   at, fed = len(prompt) - 1, len(prompt) - 1
 
   def feed(network, cache, some, start):
     positions = start + jnp.arange(len(some))[None]
-    return network.extend(params, cache, jnp.array([some]), positions)
+    return extend(network, params, cache, jnp.array([some]), positions)
 
   for step in (1, 3, 2, 4):  # the verifier reads what it has accepted, and more that is dropped
     end = min(at + step, len(tokens) - 1)
@@ -356,11 +371,11 @@ def test_medusa_drafts_as_its_authors_code_does(tmp_path, scores):
   drafter, large = models.beside(speccascade.load(path), verifier())
   text = [1, 2, 3, 4, 5, 6]
   prompt = speccascade.types.Prompt(jnp.array([text[:5]]), jnp.array([5]))
-  cache = large.network.prefill(drafter.params, prompt, 16)
-  _, cache = large.network.extend(drafter.params, cache, jnp.array([text[4:5]]), jnp.array([[4]]))
+  cache = prefill(large.network, drafter.params, prompt, 16)
+  _, cache = extend(large.network, drafter.params, cache, jnp.array([text[4:5]]), jnp.array([[4]]))
   mask = drafter.network.mask_token
   tokens = jnp.array([[text[4], text[5], mask, mask, mask]])
-  logits, _ = drafter.network.extend(drafter.params, cache, tokens, 4 + jnp.arange(5)[None])
+  logits, _ = extend(drafter.network, drafter.params, cache, tokens, 4 + jnp.arange(5)[None])
   np.testing.assert_allclose(logits[0, 1:4], of_medusa(tensors, config, text), atol=1e-4)
   assert np.isneginf(logits[0, 4]).all()
 
@@ -370,16 +385,16 @@ def test_a_block_is_filled_as_its_authors_code_does(tmp_path):
   drafter, large = models.beside(speccascade.load(path), verifier())
   params, pair = drafter.params, drafter.network
   text, mask = [1, 2, 3, 4, 5, 6, 7, 8, 3], drafter.network.mask_token
-  cache = large.network.prefill(params, speccascade.types.Prompt(jnp.array([text[:5]]), jnp.array([4])), 24)
+  cache = prefill(large.network, params, speccascade.types.Prompt(jnp.array([text[:5]]), jnp.array([4])), 24)
   at = lambda start, count: start + jnp.arange(count)[None]
-  _, cache = large.network.extend(params, cache, jnp.array([[4, 5, 6, 9]]), at(3, 4))
+  _, cache = extend(large.network, params, cache, jnp.array([[4, 5, 6, 9]]), at(3, 4))
   first = jnp.array([[4, mask, mask, mask]])
-  logits, cache = pair.extend(params, cache, first, at(3, 4))
+  logits, cache = extend(pair, params, cache, first, at(3, 4))
   np.testing.assert_allclose(logits[0, :3], filled(tensors, text[:4])[1:], atol=2e-4)
-  logits, cache = pair.extend(params, cache, jnp.array([[5, 6, mask, mask]]), at(4, 4))
+  logits, cache = extend(pair, params, cache, jnp.array([[5, 6, mask, mask]]), at(4, 4))
   np.testing.assert_allclose(logits[0, 1:4], filled(tensors, text[:6])[1:], atol=2e-4)
-  _, cache = large.network.extend(params, cache, jnp.array([[6, 7, 8, 3]]), at(5, 4))
-  logits, cache = pair.extend(params, cache, jnp.array([[7, 8, 3, mask, mask, mask]]), at(6, 6))
+  _, cache = extend(large.network, params, cache, jnp.array([[6, 7, 8, 3]]), at(5, 4))
+  logits, cache = extend(pair, params, cache, jnp.array([[7, 8, 3, mask, mask, mask]]), at(6, 6))
   np.testing.assert_allclose(logits[0, 2:5], filled(tensors, text)[1:], atol=2e-4)
   assert np.isneginf(logits[0, 5]).all()
 
@@ -390,10 +405,10 @@ def test_p_eagle_drafts_behind_masks_as_its_authors_code_does(tmp_path):
   params, pair = drafter.params, drafter.network
   text, mask = [1, 2, 3, 4, 5, 6, 7, 8, 3], 10
   at = lambda start, count: start + jnp.arange(count)[None]
-  cache = large.network.prefill(params, speccascade.types.Prompt(jnp.array([text[:5]]), jnp.array([4])), 24)
-  _, cache = large.network.extend(params, cache, jnp.array([[4, 5, 6, 9]]), at(3, 4))  # of which the last is dropped
-  first, cache = pair.extend(params, cache, jnp.array([[4, mask, mask]]), at(3, 3))
-  again, cache = pair.extend(params, cache, jnp.array([[5, 6, mask, mask]]), at(4, 4))
+  cache = prefill(large.network, params, speccascade.types.Prompt(jnp.array([text[:5]]), jnp.array([4])), 24)
+  _, cache = extend(large.network, params, cache, jnp.array([[4, 5, 6, 9]]), at(3, 4))  # of which the last is dropped
+  first, cache = extend(pair, params, cache, jnp.array([[4, mask, mask]]), at(3, 3))
+  again, cache = extend(pair, params, cache, jnp.array([[5, 6, mask, mask]]), at(4, 4))
   np.testing.assert_allclose(first[0], behind_masks(tensors, text[:4], 3), atol=2e-4)
   np.testing.assert_allclose(again[0, 1:], behind_masks(tensors, text[:6], 3), atol=2e-4)
   for change, message in ({'mask_token_id': None}, "needs 'mask_token_id'"), ({'mask_token_id': 11}, 'is 11'):
