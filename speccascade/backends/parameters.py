@@ -1,5 +1,6 @@
 """The parameters of several models as one argument of a program, in which each array is there once."""
 
+from collections.abc import Sequence
 import functools
 from typing import Any
 
@@ -30,9 +31,15 @@ class Parameters(tuple):
   def tree_flatten_with_keys(self) -> tuple[list, tuple]:
     """Return the same with the place of each array in its first slot."""
     arrays, (tree, index) = self.flat
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree.unflatten(index))]
-    first = dict(zip(reversed(index), reversed(paths)))
-    return [(DictKey(keystr(first[i], simple=True, separator='/')), x) for i, x in enumerate(arrays)], (tree, index)
+    paths = self.once([path for path, _ in jax.tree_util.tree_leaves_with_path(tree.unflatten(index))])
+    keys = [DictKey(keystr(path, simple=True, separator='/')) for path in paths]
+    return list(zip(keys, arrays, strict=True)), (tree, index)
+
+  def once(self, of_leaves: Sequence[Any]) -> list:
+    """Return, of what there is for each leaf of the slots one after the other, that for each array's first place."""
+    _, (_, index) = self.flat
+    first = dict(zip(reversed(index), reversed(of_leaves)))
+    return [first[i] for i in range(len(first))]
 
   @classmethod
   def tree_unflatten(cls, how: tuple, arrays: Any) -> 'Parameters':

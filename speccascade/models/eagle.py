@@ -198,7 +198,7 @@ class Eagle(Head):
   def lacks(self, params: Params) -> Array | None:
     return params['write'] < 0 if self.config.draft_vocab else None
 
-  def step(self, params: Params, cache: Cache, read: Reading) -> tuple[Array, Array, Cache]:
+  def step(self, params: Params, cache: Cache, read: Reading) -> tuple[Array, Array | None, Cache]:
     args = cache, read.tokens, read.embedded(), read.features, read.positions
     x, features, cache = self.module.apply({'params': params}, *args)
     features = features if self.mask_token is None else None  # all that it reads is the verifier's

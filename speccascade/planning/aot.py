@@ -151,10 +151,8 @@ class Placement:
 
   def put_each(self, params: backends.Parameters, specs: Sequence) -> backends.Parameters:
     """Return the shapes of models' parameters with shardings; an array of several models is one."""
-    arrays, (tree, index) = params.flat
     placed = jax.tree.leaves(tuple(map(self.put, params, specs)))
-    once = dict(zip(reversed(index), reversed(placed)))
-    return backends.Parameters.tree_unflatten((tree, index), [once[i] for i in range(len(arrays))])
+    return jax.tree.unflatten(jax.tree.structure(params), params.once(placed))
 
 
 def _shape(x: Any, sharding) -> jax.ShapeDtypeStruct:

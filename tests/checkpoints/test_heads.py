@@ -25,8 +25,7 @@ CONFIG = tiny.LLAMA | SIZES | {'num_hidden_layers': 6, 'tie_word_embeddings': Fa
 E, H, K, D, F, V, DRAFTED, EPS = 8, 4, 2, 2, 12, 11, 5, 1e-6
 PROMPTS = [[1, 2, 3, 4], [5, 6], [3, 4, 5, 6, 7, 8, 9, 1, 2]]
 MIMO = CONFIG | {'model_type': 'mimo', 'num_nextn_predict_layers': 1, 'rms_norm_eps': EPS}
-bound = functools.partial
-OPT = bound(rules.opt, alpha=0.1)
+OPT = functools.partial(rules.opt, alpha=0.1)
 
 
 @functools.cache
@@ -511,13 +510,14 @@ def test_what_does_not_fit_is_refused(tmp_path):
 
 
 def test_a_target_reads_a_head_in_lockstep_alone(tmp_path):
-  given, mean = [speccascade.load(eagle_1(tmp_path / 'head')[0]), verifier()], bound(rules.weighted, weights=(0.5, 0.5))
+  given = [speccascade.load(eagle_1(tmp_path / 'head')[0]), verifier()]
+  mean = functools.partial(rules.weighted, weights=(0.5, 0.5))
   for method in (
     methods.cos(mean, (2, 1)),
     methods.ensemble_sd(mean, 2),
     methods.naive_cos(OPT, 2),
     methods.speculative(OPT, 2),
-    methods.token_cascade(bound(rules.chow, alpha=0.3)),
+    methods.token_cascade(functools.partial(rules.chow, alpha=0.3)),
   ):
     with pytest.raises(ValueError, match=having('model 0, a head', 'drafter=2')):
       Job.of_models(method, given)

@@ -1,6 +1,6 @@
 """How Hugging Face stores one kind of model, declared once for reading, writing, tests and documents."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import inspect
 from typing import Any, NamedTuple
@@ -255,11 +255,16 @@ def network_from_config(config: dict, *, eos_ids=None, dtype: str = 'float32', s
     file = 'config.json' if eos_ids is None else 'generation_config.json'
     raise ValueError(f"{file}: 'eos_token_id' has {shown(wrong[0])}, which is no token id: correct it")
   network = _made(c, eos_ids=ids, dtype=dtype, scan=scan)
-  if (mask := config.get(MASK)) is None:
-    return network
-  if type(mask) is not int or not 0 <= mask < network.vocab_size:
-    raise ValueError(f"config.json: '{MASK}' is {shown(mask)}, which is no token id: correct it")
-  return dataclasses.replace(network, mask_token=mask)
+  mask = token_id(config, (MASK,), network.vocab_size)
+  return network if mask is None else dataclasses.replace(network, mask_token=mask)
+
+
+def token_id(config: Mapping, keys: Sequence[str], vocab: int) -> int | None:
+  """Return the token id under the first key of a config.json that has one, None where none has."""
+  key = next((key for key in keys if config.get(key) is not None), None)
+  if key is not None and (type(config[key]) is not int or not 0 <= config[key] < vocab):
+    raise ValueError(f"config.json: '{key}' is {shown(config[key])}, which is no token id: correct it")
+  return None if key is None else config[key]
 
 
 def _made(c: Settings, **given) -> Network:

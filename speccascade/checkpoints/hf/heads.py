@@ -13,7 +13,7 @@ import numpy as np
 
 from speccascade.checkpoints import assemble, stored
 from speccascade.checkpoints.files import AGAIN
-from speccascade.checkpoints.hf.family import network_from_config
+from speccascade.checkpoints.hf.family import MASK, network_from_config, token_id
 from speccascade.checkpoints.stored import Tensor
 from speccascade.models.dflash import DFlash, DFlashConfig
 from speccascade.models.eagle import Eagle, HeadConfig
@@ -137,15 +137,8 @@ def _eagle(config: Mapping, tensors: dict[str, Tensor], found: str) -> tuple[Eag
     norms_states='each' if each else 'all' if 'input_norm.weight' in tensors else '',
     mask_token=_mask_token(config, layer.vocab_size) if 'mask_hidden' in tensors else None,
   )
-  tensors = {name: x for name, x in tensors.items() if name != 't2d'}
-  if (offsets := tensors.pop('d2t', None)) is not None and head.draft_vocab:
-    tensors['d2t'] = stored.in_memory(offsets.file, 'd2t', _numbers(offsets, head))
-  if (masked := tensors.get('mask_hidden')) is not None:
-    tensors['mask_hidden'] = stored.in_memory(masked.file, 'mask_hidden', masked.read().reshape(-1))
-  elif 'peagle' in _words(config):
+  if 'peagle' in _words(config) and head.mask_token is None:
     raise ValueError(f"the head of P-EAGLE has no tensor 'mask_hidden': {AGAIN}")
-  if not third:
-    tensors.pop('lm_head.weight', None)  # the verifier's
 
   def locate(module: str, leaf: str) -> dict[str, Any]:
     if leaf in ('write', 'mask_hidden'):
@@ -156,7 +149,19 @@ def _eagle(config: Mapping, tensors: dict[str, Tensor], found: str) -> tuple[Eag
     source = source or re.sub(r'states_norms_(\d+)', r'fc_norm.\1', module)
     return _stored_as(source, leaf)
 
-  return Eagle(head), locate, tensors
+  return Eagle(head), locate, _of_eagle(tensors, head)
+
+
+def _of_eagle(tensors: dict[str, Tensor], head: HeadConfig) -> dict[str, Tensor]:
+  """Return the tensors that an EAGLE head reads, as its parameters are."""
+  tensors = {name: x for name, x in tensors.items() if name != 't2d'}
+  if (offsets := tensors.pop('d2t', None)) is not None and head.draft_vocab:
+    tensors['d2t'] = stored.in_memory(offsets.file, 'd2t', _numbers(offsets, head))
+  if (masked := tensors.get('mask_hidden')) is not None:
+    tensors['mask_hidden'] = stored.in_memory(masked.file, 'mask_hidden', masked.read().reshape(-1))
+  if head.kind != 'eagle3':
+    tensors.pop('lm_head.weight', None)  # the verifier's
+  return tensors
 
 
 def _numbers(offsets: Tensor, head: HeadConfig) -> np.ndarray:
@@ -203,12 +208,10 @@ def _kept(config: Mapping, shape: tuple[int, ...], size: int) -> tuple[int, ...]
 
 def _mask_token(config: Mapping, vocab: int) -> int:
   """Return the id of the masks behind which P-EAGLE drafts."""
-  key = next((key for key in ('mask_token_id', 'ptd_token_id', 'pard_token') if config.get(key) is not None), None)
-  if key is None:
+  mask = token_id(config, ('mask_token_id', 'ptd_token_id', MASK), vocab)
+  if mask is None:
     raise ValueError(f"config.json: a head of P-EAGLE needs 'mask_token_id', a number: {AGAIN}")
-  if type(config[key]) is not int or not 0 <= config[key] < vocab:
-    raise ValueError(f'config.json: {key!r} is {config[key]!r}, which is no token id: correct it')
-  return config[key]
+  return mask
 
 
 def _dflash(config: Mapping, tensors: dict[str, Tensor], _: str) -> tuple[DFlash, Callable, dict[str, Tensor]]:
@@ -222,12 +225,11 @@ def _dflash(config: Mapping, tensors: dict[str, Tensor], _: str) -> tuple[DFlash
     raise ValueError(f"config.json: a head of DFlash needs '{lacking[0]}', a number: {AGAIN}")
   if not kept:
     raise ValueError(f"config.json: a head of DFlash needs 'target_layer_ids', the layers that it reads: {AGAIN}")
-  if layer.vocab_size <= own['mask_token_id']:
-    raise ValueError(f"config.json: 'mask_token_id' is {own['mask_token_id']}, which is no token id: correct it")
+  mask = token_id(own, ('mask_token_id',), layer.vocab_size)
   rank = own.get('markov_rank') or 0
   if rank and own.get('markov_head_type', 'vanilla') != 'vanilla':
     raise ValueError(f"config.json: 'markov_head_type' is {own['markov_head_type']!r}, and only 'vanilla' is supported")
-  sizes = own['block_size'], own['mask_token_id'], 'dspark' in _words(own), rank
+  sizes = own['block_size'], mask, 'dspark' in _words(own), rank
   head = DFlash(DFlashConfig(layer, kept, *sizes))
   of_verifier = {'embed_tokens.weight', 'lm_head.weight'}  # which some folders have a copy of
   tensors = {name: x for name, x in tensors.items() if name not in of_verifier and 'confidence_head' not in name}
