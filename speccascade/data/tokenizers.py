@@ -164,7 +164,8 @@ def check_vocabularies(models: Sequence[Model]) -> int:
   """Return the number of token ids that models share.
 
   Args:
-    models: Models, of which those without a tokenizer (made for ids only) count with the width of their logits.
+    models: Models, of which those without a `Tokenizer` (made for ids only, or with one of a user's own) count with the
+      width of their logits.
 
   Returns:
     The size of the smallest vocabulary; logits beyond it are padding, to be masked for all alike.
@@ -172,7 +173,7 @@ def check_vocabularies(models: Sequence[Model]) -> int:
   Raises:
     ValueError: if two models have different pieces for one id.
   """
-  known = [(m, tokenizer_formats.read(m.tokenizer.path).pieces) for m in models if m.tokenizer is not None]
+  known = [(m, tokenizer_formats.read(m.tokenizer.path).pieces) for m in models if has_pieces(m)]
   for model, pieces in known[1:]:
     first, expected = known[0]
     i = _first_difference(first.tokenizer.path, model.tokenizer.path)
@@ -185,9 +186,14 @@ def check_vocabularies(models: Sequence[Model]) -> int:
   return min([m.network.vocab_size for m in models] + [len(pieces) for _, pieces in known])
 
 
+def has_pieces(model: Model) -> bool:
+  """Tell whether the pieces of a model's vocabulary are known, as those of a tokenizer of a user's own are not."""
+  return isinstance(model.tokenizer, Tokenizer)
+
+
 def are_alike(model: Model, other: Model) -> bool:
-  """Tell whether two models have the same piece for every id that both have; without tokenizers, as many tokens."""
-  if model.tokenizer is None or other.tokenizer is None:
+  """Tell whether two models have the same piece for every id that both have; where they are unknown, as many tokens."""
+  if not (has_pieces(model) and has_pieces(other)):
     return model.network.vocab_size == other.network.vocab_size
   return _first_difference(model.tokenizer.path, other.tokenizer.path) is None
 

@@ -14,7 +14,7 @@ from speccascade.types import checked_int, Model, Prompt
 
 def vocabulary(models: Sequence[Model]) -> int:
   """Return how many token ids the models share; logits beyond them are padding, removed for all alike."""
-  if all(m.tokenizer is not None for m in models):
+  if all(map(tokenizers.has_pieces, models)):
     return tokenizers.check_vocabularies(models)
   first = models[0]
   for other in models[1:]:

@@ -119,8 +119,10 @@ def translated(drafter: Model, *, for_: Model, tables: tuple[Sequence[int], Sequ
   if (drafter.network.start_id is None) != (for_.network.start_id is None):
     raise ValueError(f'{names} cannot share a text: one is an encoder–decoder, one is not.')
   if tables is None:
-    if lacking := [model.name for model in (drafter, for_) if model.tokenizer is None]:
-      raise ValueError(f'{lacking[0]} has no tokenizer to compare tokens by; load it with tokenizer=, or give tables=.')
+    if lacking := [model.name for model in (drafter, for_) if not tokenizers.has_pieces(model)]:
+      raise ValueError(
+        f'{lacking[0]} has no tokenizer files to compare tokens by; load it with tokenizer=, or give tables=.'
+      )
     tables = _tables(drafter, for_)
   read, write = (np.asarray(table, np.int32) for table in tables)
   least = {'read': read.min(initial=0), 'write': write.min(initial=0) + 1}

@@ -150,6 +150,14 @@ def test_a_stop_string_before_a_fault_ends_a_row_and_one_behind_it_does_not():
   assert out.texts == [text[: text.index(text[4:6])], '', sound]  # what a fault gave is not in the text
 
 
+def test_models_with_a_tokenizer_of_ones_own_share_tokens_where_they_have_as_many():
+  drafter = ngram.drafter(LETTERED[1])  # which has the tokenizer of its model
+  assert run(METHODS['speculative'], [drafter, LETTERED[1]], 'bc').texts[0]
+  other = toy.model(2, 8).replace(tokenizer=Letters())
+  with pytest.raises(ValueError, match=having('differ in vocabulary', '8 tokens', '7')):
+    run(METHODS['speculative'], [other, LETTERED[1]], 'bc')
+
+
 def test_samples_of_a_prompt_share_its_prefill_and_differ(monkeypatch):
   read = []
   real = engine.Engine.prefill
