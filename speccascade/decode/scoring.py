@@ -16,6 +16,7 @@ from speccascade.engine.feeding import filled
 from speccascade.engine.job import Job
 from speccascade.engine.method import Strategy, Target
 from speccascade.host import multihost
+from speccascade.models import hidden
 from speccascade.types import Array, checked_int, Model, Prompt
 
 _CHUNK = 128  # positions of a pass, so that logits of long texts fit into memory
@@ -66,7 +67,7 @@ def score(
     >>> scored.logprobs.shape
     (2,)
   """
-  models = Job.of_models(method, models).models
+  models = [hidden.alone(model) for model in Job.of_models(method, models).models]
   numbers, combiner = _target(method, checked_int('batch_size', batch_size))
   used = [models[m] for m in numbers]
   if heads := [model.name for model in used if model.network.provisional]:

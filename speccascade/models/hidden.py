@@ -301,3 +301,10 @@ def attached(models: Sequence[Model], verifier: int) -> list[Model]:
   for i in heads:
     models[i], models[verifier] = beside(models[i], models[verifier])
   return models
+
+
+def alone(model: Model) -> Model:
+  """Return a verifier without the head beside it; any other model as it is."""
+  if not isinstance(model.network, Observed):
+    return model
+  return model.replace(params=model.params['model'], network=model.network.model)

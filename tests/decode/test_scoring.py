@@ -5,6 +5,7 @@ import functools
 import itertools
 
 from cases import FOREIGN_PAIR, METHODS, PAIR, PROMPT, V
+import jax
 import jax.numpy as jnp
 from matching import having
 import numpy as np
@@ -14,7 +15,10 @@ from tiers import quick
 
 from speccascade import decode, embedded, methods, rules, Sampler
 from speccascade.decode import scoring
-from speccascade.models import toy
+from speccascade.models import hidden, toy
+from speccascade.models.decoder import Decoder, DecoderConfig, Span
+from speccascade.models.eagle import Eagle, HeadConfig
+from speccascade.types import Model
 
 UNSCORED = ('token_cascade chow', 'token_cascade chow_log', 'bild', 'cascade by slot', 'cascade phased', 'FLy')
 SCORED = [name for name in METHODS if name not in UNSCORED]
@@ -58,6 +62,18 @@ class Drafting(toy.Table):
 def test_a_text_has_no_score_by_a_head():
   with pytest.raises(ValueError, match='is a head'):
     scoring.score(METHODS['oracle diff'][0], [PAIR[0].replace(network=Drafting(V)), PAIR[1]], [PROMPT], [[1]])
+
+
+def test_a_head_changes_no_score_of_its_verifier_however_long_a_text():
+  layer = DecoderConfig(17, 8, 2, 2, 4, 8, (Span(),))
+  large, head = (
+    Model(n.init(jax.random.key(0)), n) for n in (Decoder(layer), Eagle(HeadConfig('eagle', layer, (-1,))))
+  )
+  text = [i % 17 for i in range(2 * hidden.MOST)]
+  (alone,) = scoring.score(methods.autoregressive(), [large], [PROMPT], [text])
+  for models in ([head, large], hidden.beside(head, large)):
+    (score,) = scoring.score(methods.speculative(), models, [PROMPT], [text])
+    np.testing.assert_array_equal(score.logprobs, alone.logprobs)
 
 
 def test_the_logits_of_texts_are_those_that_are_scored():
