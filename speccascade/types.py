@@ -110,6 +110,13 @@ class Network:
 
   def endless(self) -> 'Network':
     """Return the network without tokens that end a text."""
+    if not self.eos_ids:
+      return self
+    if not (dataclasses.is_dataclass(self) and any(field.name == 'eos_ids' for field in dataclasses.fields(self))):
+      raise ValueError(
+        f'{type(self).__name__} is timed without its eos_ids={self.eos_ids}, which are no field of a dataclass: make '
+        'them one, or override endless().'
+      )
     return dataclasses.replace(self, eos_ids=())
 
   def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:

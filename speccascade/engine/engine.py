@@ -72,7 +72,7 @@ class Side:
     self.weights = given, self.params  # a backend's copies, and what they were made of
     networks = tuple(s.network for s in slots)
     sizes = buffer, self.vocab, backend, job.trace, self.needs.top
-    self.program = loop.Program(networks, cache_slots(models), *sizes)
+    self.program = loop.Program(networks, cache_slots(models), *sizes, eos_ids=job.eos_ids)
     if held is not None:
       shown = tuple(range(len(slots))) if method.branches > 1 else tuple(held)  # in turn, each side tests
       drafts = any(phase.draws for phase in method.parts)

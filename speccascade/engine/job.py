@@ -45,6 +45,7 @@ class Job:
     size: The most rows that are decoded at once.
     processor: Changes the logits of every model.
     trace: Whether log-probabilities are recorded.
+    eos_ids: The tokens that end a text; None: those of the last model that the method runs.
   """
 
   method: Strategy
@@ -54,6 +55,7 @@ class Job:
   size: int = 1
   processor: Callable | None = None
   trace: bool = False
+  eos_ids: tuple[int, ...] | None = None
 
   @classmethod
   def of_models(cls, method: Strategy, models: Sequence[Model], sampler: sampling.Sampler | None = None) -> 'Job':

@@ -51,8 +51,11 @@ class Program:
   held: tuple[int, ...] | None = None  # the slots whose models lie on its devices; None: all
   shown: tuple[int, ...] | None = None  # the slots whose logits its window has; None: those that it holds
   drafts: bool = True  # whether its models draft
+  eos_ids: tuple[int, ...] | None = None  # the tokens that end a text; None: those of the last network
 
   def __post_init__(self):
+    if self.eos_ids is None:
+      object.__setattr__(self, 'eos_ids', self.networks[-1].eos_ids)
     if self.held is None:
       object.__setattr__(self, 'held', tuple(range(len(self.networks))))
     if self.shown is None:
@@ -238,7 +241,7 @@ def context_of(program, method, params, processor, lacks: tuple[Array | None, ..
     packs=tuple(n.packs for n in program.networks),
     cache_of=tuple(program.cached.index(slot) if slot in program.cached else None for slot in program.cache_of),
     policy=method.policy,
-    eos_ids=program.networks[-1].eos_ids,
+    eos_ids=program.eos_ids,
     processor=processor,
     backend=program.backend,
     lacks=lacks,

@@ -78,7 +78,7 @@ class RowReader:
     self.rows = job.rows
     self.processor = job.processor
     last = job.models[self.method.slots[-1]].network
-    self.eos_ids = last.eos_ids
+    self.eos_ids = last.eos_ids if job.eos_ids is None else job.eos_ids
     self.begins = last.start_id is not None
     self.tokenizer = job.models[-1].tokenizer
 

@@ -1,6 +1,6 @@
 """The sequence cascade: model 0 answers, and model 1 answers anew where the score of that answer is low."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import dataclasses
 
 from flax import struct
@@ -10,7 +10,7 @@ from speccascade.engine.job import Job
 from speccascade.engine.method import About, Method, Strategy
 from speccascade.engine.results import Row
 from speccascade.engine.stats import PER_MODEL
-from speccascade.types import Model, static
+from speccascade.types import static
 
 _OF_THE_ANSWER = ('source', 'emitted')  # statistics that are not added up
 
@@ -43,7 +43,7 @@ class SequenceCascade(Strategy):
     def alone(model, **changes):
       return dataclasses.replace(job, method=self.answers[model], **changes)
 
-    first = run(alone(0, models=_with_ends_of_the_last(job.models), trace=True))
+    first = run(alone(0, eos_ids=job.models[1].network.eos_ids, trace=True))
     sound = [i for i, row in enumerate(first) if row.fault is None]
     anew = [i for i in sound if float(self.score(first[i].logprobs[0])) < self.threshold]
     second = {}
@@ -52,15 +52,6 @@ class SequenceCascade(Strategy):
       others = frozenset(range(len(rows))).difference(anew)
       second = dict(zip(anew, run(alone(1, rows=rows), skip=others), strict=True))
     return [_joined(row, second.get(i)) for i, row in enumerate(first)]
-
-
-def _with_ends_of_the_last(models: Sequence[Model]) -> list[Model]:
-  """Return the models, model 0 with the EOS ids of model 1."""
-  first, last = models
-  ends = last.network.eos_ids
-  if first.network.eos_ids == ends:
-    return [first, last]
-  return [first.replace(network=dataclasses.replace(first.network, eos_ids=ends)), last]
 
 
 def _joined(first: Row, again: Row | None) -> Row:

@@ -23,7 +23,7 @@ from speccascade.engine import engine, inputs, loop, results
 from speccascade.engine.job import Job
 from speccascade.models import ngram, toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
-from speccascade.types import Model
+from speccascade.types import Model, Network
 
 LARGE = toy.model(1, 7, scale=1.5)
 PAIR = [toy.model(2, 7, near=LARGE, scale=0.7), LARGE]
@@ -287,6 +287,29 @@ def test_a_row_without_a_law_ends_as_a_fault_and_the_others_go_on():
   assert [out.tokens[i] for i in (0, 2)] == [plain.tokens[i] for i in (0, 2)]
   with pytest.raises(ValueError, match='example 1'):
     out.raise_for_fault()
+
+
+class Mine(Network):
+  """A network of a user's, whose EOS ids are no field."""
+
+  vocab_size = 7
+  prefill, extend = PAIR[0].network.prefill, PAIR[0].network.extend
+
+
+def test_the_ends_of_model_1_end_both_answers_whatever_model_0_is():
+  first = functools.partial(run, methods.sequence_cascade(threshold=-np.inf), prompts=[[1, 2], [3]], max_new_tokens=40)
+  out = first([WITH_EOS[0], WITH_EOS[1]])
+  assert out.finish_reasons == ('eos', 'eos') == first([PAIR[0], WITH_EOS[1]]).finish_reasons
+  assert first([PAIR[0].replace(network=Mine()), WITH_EOS[1]]).tokens == out.tokens
+  assert first([WITH_EOS[0], LARGE]).finish_reasons == ('length', 'length')
+
+
+def test_what_cannot_be_timed_without_ends_is_told():
+  mine = Mine()
+  assert mine.endless() is mine
+  mine.eos_ids = (6,)
+  with pytest.raises(ValueError, match=having('Mine', 'eos_ids=(6,)', 'endless')):
+    mine.endless()
 
 
 def only_end(logits, tokens, count):
