@@ -333,6 +333,10 @@ PYTHON = {
     lambda _: speccascade.stream(methods.autoregressive(1), PAIR, [[1]], max_new_tokens=2, skip=0),
     ('skip=0', '[0, 2]'),
   ),
+  'a text to score that is not in a list': (
+    lambda _: scoring.score(methods.autoregressive(1), PAIR, 'ab', [[1], [2]]),
+    ("prompts='ab'", "['ab']"),
+  ),
   'outputs=5': (lambda _: scoring.score(methods.autoregressive(1), PAIR, [[1]], 5), ('outputs=5', '[[3, 4]]')),
   'skip beyond the rows': (
     lambda _: speccascade.stream(methods.autoregressive(1), PAIR, [[1]], max_new_tokens=2, skip=[99]),
@@ -355,6 +359,11 @@ PYTHON = {
     lambda _: decoded(methods.sequence_cascade(), models=[ngram.drafter(LARGE), LARGE]),
     ('ngram', 'sequence cascade'),
   ),
+  'a score of an answer that is no number': (
+    lambda _: decoded(methods.sequence_cascade(lambda logprobs: logprobs[:1] * np.nan)),
+    ('score <lambda>', 'nan', '4 tokens'),
+  ),
+  'a score of an answer that is NaN': (lambda _: decoded(methods.sequence_cascade(lambda _: np.nan)), ('score', 'nan')),
   'an n-gram as verifier': (lambda _: decoded(models=[LARGE, ngram.drafter(LARGE)]), 'ngram'),
   'models=large': (lambda _: decoded(methods.autoregressive(), models=LARGE), 'models'),
   'prompts=None': (lambda _: decoded(prompts=None), 'prompts'),

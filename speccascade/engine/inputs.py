@@ -28,6 +28,8 @@ def vocabulary(models: Sequence[Model]) -> int:
 
 def listed(prompts) -> list:
   """Return the prompts of a call as a list."""
+  if isinstance(prompts, str):  # each of whose characters would be a prompt
+    raise ValueError(f'prompts={prompts!r} is one text; give a list of texts, as in [{prompts!r}].')
   is_sequence = hasattr(prompts, '__len__') and hasattr(prompts, '__getitem__')  # a data set without an iterator
   if isinstance(prompts, (bytes, dict)) or not (is_sequence or isinstance(prompts, Iterable)):
     raise ValueError(f'prompts={prompts!r} must be a text, chat messages, a speccascade.Request, or a list of prompts.')

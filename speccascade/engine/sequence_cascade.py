@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 import dataclasses
+import numbers
 
 from flax import struct
 import numpy as np
 
+from speccascade import rules, sampling
 from speccascade.engine.job import Job
 from speccascade.engine.method import About, Method, Strategy
 from speccascade.engine.results import Row
@@ -45,13 +47,23 @@ class SequenceCascade(Strategy):
 
     first = run(alone(0, eos_ids=job.models[1].network.eos_ids, trace=True))
     sound = [i for i, row in enumerate(first) if row.fault is None]
-    anew = [i for i in sound if float(self.score(first[i].logprobs[0])) < self.threshold]
+    anew = [i for i in sound if self._scored(first[i].logprobs[0]) < self.threshold]
     second = {}
     if anew:
       rows = [dataclasses.replace(row, stream=1) for row in job.rows]
       others = frozenset(range(len(rows))).difference(anew)
       second = dict(zip(anew, run(alone(1, rows=rows), skip=others), strict=True))
     return [_joined(row, second.get(i)) for i, row in enumerate(first)]
+
+  def _scored(self, logprobs: np.ndarray) -> float:
+    """Return the score of an answer, of the log-probabilities of its tokens [n]."""
+    score = sampling.number(self.score(logprobs))
+    if not isinstance(score, numbers.Real) or np.isnan(score):
+      raise ValueError(
+        f'sequence_cascade: score {rules.name_of(self.score)} returns {score!r} for an answer of {logprobs.size} '
+        'tokens; return one number.'
+      )
+    return float(score)
 
 
 def _joined(first: Row, again: Row | None) -> Row:
