@@ -191,8 +191,9 @@ def _check_models(method: Strategy, models: Sequence[Model]) -> list[Model]:
   for other in others:
     if (first.network.start_id is None) != (other.network.start_id is None):
       raise ValueError(f'{first.name} and {other.name} cannot share a text: one is an encoder–decoder, one is not.')
-  if method.origin is not None:
-    method.origin.check_models(models, method.slots)
+  for choice in method.of_batches.values():
+    if choice.origin is not None:
+      choice.origin.check_models(models, choice.slots)
   for model in models:
     validate.check_network(model)
   for choice in method.of_batches.values():

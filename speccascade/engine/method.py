@@ -175,8 +175,9 @@ class Strategy:
 
   def check_sampler(self, sampler: Any):
     """Refuse a sampler under which what the method decides by was not made, or that a phase cannot go with."""
-    if self.origin is not None:
-      self.origin.check_sampler(sampler)
+    for choice in self.of_batches.values():
+      if choice.origin is not None:
+        choice.origin.check_sampler(sampler)
     for phase in self.all_phases:
       phase.check_sampler(sampler)
 
@@ -338,10 +339,6 @@ class ByBatch(Strategy):
   @property
   def extra_models(self) -> bool:
     return any(choice.extra_models for choice in self.choices)
-
-  @property
-  def origin(self) -> Any:
-    return next((choice.origin for choice in self.choices if choice.origin is not None), None)
 
   @property
   def target(self) -> Target:

@@ -65,6 +65,13 @@ class Origin:
 
   def check_models(self, models: Sequence, slots: Sequence[int]) -> None:
     """Refuse models that a plan is not of, of those that a method decodes with; warn on another device."""
+    last = len(self.names) - 1
+    if slots[-1] != last or max(slots) > last:
+      raise ValueError(
+        f'the plan was made with {", ".join(self.names)}, of which model {last} verifies, and this method decodes with '
+        f'the models {", ".join(map(str, slots))}: give all models of the plan and their numbers, as in pair=(0, '
+        f'{last}), or {MAKE} of these models.'
+      )
     for i in sorted(set(slots)):
       name = self.names[i]
       digest = self.digests[i]

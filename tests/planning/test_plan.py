@@ -24,7 +24,7 @@ from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.eagle import Eagle, HeadConfig
 from speccascade.planning import budget, cost_model, plan_report, planner, profiling, timing
-from speccascade.sv import plans, predictors
+from speccascade.sv import plans, predictors, verification
 from speccascade.types import Model
 
 RULES = {'opt': OPT, 'even': EVEN}
@@ -340,6 +340,23 @@ def test_a_plan_refuses_other_models_and_samplers_and_warns_on_another_device():
     run(moved, models, sampler=Sampler(0.0))
   with pytest.raises(ValueError, match='is of s and l, without a predictor'):
     methods.sv_exact(SAVED, 3)
+
+
+def test_a_plan_refuses_models_of_other_numbers_and_every_choice_by_batch_is_asked():
+  latency = verification.Latency.of([1.0, 2.0])
+  models = [*pair(), pair()[1].replace(digest=None)]
+  of = lambda origin, **numbers: methods.scheduled(
+    predictors.margin, 2, plan=plans.Profile(None, latency, origin), **numbers
+  )
+  run = lambda method, models: decode(method, models, [[1, 2]], max_new_tokens=3, sampler=Sampler(0.0))
+  with pytest.raises(ValueError, match=having('s, l', 'model 1 verifies', 'models 0, 2', 'pair=(0, 1)')):
+    run(of(ORIGIN, pair=(0, 2)), models)
+  three = dataclasses.replace(ORIGIN, names=('s', 'l', 'xl'), digests=('a', 'b', 'c'))
+  with pytest.raises(ValueError, match=having('s, l, xl', 'models 0, 1', 'pair=(0, 2)')):
+    run(of(three), models[:2])
+  warm = dataclasses.replace(ORIGIN, sampler=(('temperature', 1.0),))
+  with pytest.raises(ValueError, match='with temperature 1, not with temperature 0'):
+    run(methods.by_batch({1: of(ORIGIN), 8: of(warm)}), models[:2])
 
 
 def test_samplers_of_one_distribution_are_one():
