@@ -47,6 +47,14 @@ def byt5(tmp_path_factory) -> str:
   return str(folder)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks
+def pytest_collection_modifyitems(items):
+  """Leave a case of the long tier out of the full one, whatever its test is in."""
+  for item in items:
+    if item.get_closest_marker('long'):
+      item.own_markers[:] = [mark for mark in item.own_markers if mark.name != 'full']
+
+
 COMPILED = []  # since mappings were counted, which takes longer than many a test
 jax.monitoring.register_event_duration_secs_listener(
   lambda event, *_, **__: COMPILED.append(event) if event.endswith('backend_compile_duration') else None

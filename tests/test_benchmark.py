@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from matching import says
 import numpy as np
 import pytest
-from tiers import quick
+from tiers import long_but
 
 from speccascade import decode, methods
 from speccascade.models import shapes
@@ -42,7 +42,8 @@ SMALL = (
 )
 
 
-@pytest.mark.parametrize('more', quick(['--long 24', '--ablate'], [], ['--long 24']))
+@pytest.mark.long
+@pytest.mark.parametrize('more', long_but(['--long 24', '--ablate'], ['--long 24']))
 def test_a_benchmark_prints_every_figure_of_a_record(more, capsys):
   assert bench.main([*SMALL.split(), *more.split()]) == 0
   machine, record = map(json.loads, capsys.readouterr().out.splitlines())
@@ -70,6 +71,7 @@ def test_random_weights_are_noise_that_differs_by_place_parameter_and_seed():
     assert (wi != there['mlp']['wi_0']['kernel'].astype(jnp.float32)).mean() > 0.9
 
 
+@pytest.mark.full
 def test_dialled_acceptance_keeps_that_share_of_tokens_whatever_the_models_say():
   models = [synthetic.random_model(NETWORK, str(i), i) for i in range(2)]
   method = methods.speculative(block=2, accept=timing.forced(0.75))
@@ -89,7 +91,7 @@ BILLIONS = {
 }
 
 
-@pytest.mark.parametrize('name', quick(BILLIONS, ['t5_small_xl', 'llama_68m_7b'], []))
+@pytest.mark.parametrize('name', long_but(BILLIONS, ['t5_small_xl', 'llama_68m_7b']))
 def test_pairs_have_the_published_numbers_of_parameters(name):
   for network, expected in zip(shapes.pair(name), BILLIONS[name], strict=True):
     scanned = dataclasses.replace(network, scan=True)  # which has as many, and is traced sooner

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from tiers import quick
+from tiers import long_but
 
 from speccascade import acceptance, decode, methods, rules, Sampler
 from speccascade.models import toy
@@ -44,7 +44,7 @@ def exact_products(request):
     yield
 
 
-@pytest.mark.parametrize('name, dtype', quick(itertools.product(CASES, TIE), [], []))
+@pytest.mark.parametrize('name, dtype', long_but(itertools.product(CASES, TIE), []))
 def test_late_tokens_have_their_exact_distribution(name, dtype):
   large = toy.model(11, 5, scale=1.2)
   models = [toy.model(12, 5, scale=0.8, near=large), large]
@@ -83,7 +83,8 @@ def first_gap(one, other):
   return max(gaps)
 
 
-@pytest.mark.parametrize('kind, dtype', quick(PAIRS, [], [('decoder', 'bfloat16')]))
+@pytest.mark.long
+@pytest.mark.parametrize('kind, dtype', long_but(PAIRS, [('decoder', 'bfloat16')]))
 def test_greedy_tokens_are_those_of_the_verifier_and_of_lockstep(kind, dtype):
   run = functools.partial(decode, models=pair(kind, dtype), prompts=PROMPTS, sampler=Sampler(0.0), trace=True)
   run = functools.partial(run, max_new_tokens=8 if ON_CPU else 48, max_prompt_tokens=8)
@@ -94,7 +95,7 @@ def test_greedy_tokens_are_those_of_the_verifier_and_of_lockstep(kind, dtype):
     assert drafted.tokens == own.tokens and run(CASES['cascade']).tokens == run(methods.oracle(OPT)).tokens
 
 
-@pytest.mark.parametrize('kind', quick(NETWORKS, [], []))
+@pytest.mark.parametrize('kind', long_but(NETWORKS, []))
 def test_rows_of_a_batch_are_those_of_a_batch_of_one_in_float32(kind):
   run = functools.partial(decode, CASES['speculative'], pair(kind, 'float32'), max_prompt_tokens=8)
   run = functools.partial(run, max_new_tokens=8 if ON_CPU else 48)

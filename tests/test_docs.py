@@ -20,7 +20,7 @@ from cases import Letters
 import families
 import gin
 import pytest
-from tiers import quick
+from tiers import long_but
 
 import speccascade
 from speccascade import decode, embedded, methods, Request, run, Sampler
@@ -80,7 +80,7 @@ def checked(method, models, prompts, **call):
   return decode(methods.speculative(block=2), spelling_pair(), [[1, 2]], max_new_tokens=16)
 
 
-@pytest.mark.parametrize('decodes', quick([False, True], [False], []), ids=['checked', 'decoded'])
+@pytest.mark.parametrize('decodes', long_but([False, True], [False]), ids=['checked', 'decoded'])
 @pytest.mark.parametrize('page', PAGES, ids=lambda p: p.stem)
 def test_the_python_of_each_page_runs(page, decodes, monkeypatch, capsys):
   if not decodes:
@@ -111,7 +111,8 @@ FILES = {code.split('\n')[0].removeprefix('# '): code for code in blocks(EXTENDI
 RUNS = [(name, as_) for name in FILES for as_ in ('__main__', 'page') if as_ == '__main__' or 'check(' in FILES[name]]
 
 
-@pytest.mark.parametrize('name, as_', quick(RUNS, [x for x in RUNS if x != ('my_declared_rule.py', '__main__')], []))
+@pytest.mark.full
+@pytest.mark.parametrize('name, as_', long_but(RUNS, [x for x in RUNS if x != ('my_declared_rule.py', '__main__')]))
 def test_the_files_of_the_page_on_extending_run(name, as_, tmp_path, capsys):
   (tmp_path / name).write_text(FILES[name])
   runpy.run_path(str(tmp_path / name), run_name=as_)
@@ -301,6 +302,7 @@ def test_the_decode_example_of_the_readme_runs():
   assert out['row'].finish_reason in ('eos', 'stop', 'length')
 
 
+@pytest.mark.full
 def test_the_python_of_the_decoding_page_runs(monkeypatch, capsys):
   monkeypatch.setattr(embedded, 'models', spelling_pair)
   names = {}

@@ -11,7 +11,7 @@ from jax.tree_util import Partial
 import minimal
 import numpy as np
 import pytest
-from tiers import quick
+from tiers import long_but
 
 import speccascade
 from speccascade import methods, rules
@@ -74,7 +74,8 @@ def by_minimal(rule, temperature: float, seed: int):
 CASES = [(rule, temperature) for rule in RULES for temperature in (0.0, 1.0)]
 
 
-@pytest.mark.parametrize('rule, temperature', quick(CASES, [('speculative', 0.0), ('opt', 1.0)], []))
+@pytest.mark.full
+@pytest.mark.parametrize('rule, temperature', long_but(CASES, [('speculative', 0.0), ('opt', 1.0)]))
 def test_it_emits_the_tokens_of_the_package(rule, temperature):
   own, packaged = RULES[rule]
   method = methods.speculative(packaged, block=GAMMA)
@@ -94,6 +95,7 @@ def test_it_emits_the_tokens_of_the_package(rule, temperature):
   assert lengths.all() and (reasons == {'eos', 'length'} or not temperature)
 
 
+@pytest.mark.full
 def test_it_prints_rows_and_their_acceptance(capsys):
   with plain_jax():
     minimal.main()

@@ -169,6 +169,7 @@ def test_every_policy_and_acceptor_of_the_package_is_named_as_it_is_spelled():
       assert module.spelled(module.find(text)) == text
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('text', OWN)
 def test_what_is_a_users_is_named_in_every_command_that_takes_a_method(text, my_names):
   found = methods.find(text)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import reference
 import sacrebleu
-from tiers import quick
+from tiers import long_but
 from trained import lines, NAMES, NEW, prompts
 
 import speccascade
@@ -34,6 +34,7 @@ def whole() -> Model:
   return Model(params, network, name='whole')
 
 
+@pytest.mark.long
 def test_early_exits_have_the_cache_of_the_whole_model(whole):
   models = [layerskip(whole, 1), layerskip(whole, 2), whole]
   assert cache_slots(models) == (2, 2, 2)
@@ -45,6 +46,7 @@ def test_early_exits_have_the_cache_of_the_whole_model(whole):
   assert cache_slots([foreign, whole]) == (0, 1)
 
 
+@pytest.mark.long
 def test_a_self_drafting_model_writes_what_it_writes_alone(whole):
   run = functools.partial(decode, prompts=PROMPTS, max_new_tokens=20, sampler=Sampler(0.0))
   alone = run(methods.autoregressive(), [whole])
@@ -82,8 +84,9 @@ def test_a_transformers_rows_are_the_same_in_any_company(whole):
   assert run(requests, batch_size=2).tokens == together
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-  'kind, scan', quick([(k, s) for k in ('t5', 'decoder') for s in (False, True)], [('decoder', False)], [])
+  'kind, scan', long_but([(k, s) for k in ('t5', 'decoder') for s in (False, True)], [('decoder', False)])
 )
 def test_the_next_in_line_takes_a_place_in_every_kind_of_cache(kind, scan):
   config = T5Config(97, 32, 4, 8, 64, encoder_layers=1, decoder_layers=2)
@@ -130,7 +133,7 @@ def test_the_call_of_the_readme_works_on_a_trained_pair(t5):
   assert out.stats.calls[1, 0] < out.stats.emitted[0] == len(out.tokens[0])
 
 
-@pytest.mark.parametrize('size', quick(T5_BLEU, [], []))
+@pytest.mark.parametrize('size', long_but(T5_BLEU, []))
 def test_bleu_is_the_published_one(t5, shared, size):
   data = shared / 'data' / 'multi30k'
   out = decode(
@@ -147,7 +150,8 @@ def test_bleu_is_the_published_one(t5, shared, size):
 GREEDY = json.loads((pathlib.Path(__file__).parent / 'models' / 'golden' / 'greedy.json').read_text())
 
 
-@pytest.mark.parametrize('name', quick(NAMES, NAMES[:1], []))
+@pytest.mark.full
+@pytest.mark.parametrize('name', long_but(NAMES, NAMES[:1]))
 def test_greedy_tokens_are_those_of_the_reference_implementation(shared, name):
   # One digest for all prompts: tests/make_greedy_digests.py.
   model = speccascade.load(shared / 'checkpoints' / name, dtype='float32')
@@ -175,7 +179,7 @@ def alone(t5, shared):
   return sentences, out.tokens
 
 
-@pytest.mark.parametrize('name', quick(LOSSLESS, [], []))
+@pytest.mark.parametrize('name', long_but(LOSSLESS, []))
 def test_every_rule_that_promises_it_writes_what_the_large_model_writes(t5, alone, name):
   sentences, expected = alone
   out = decode(

@@ -19,7 +19,7 @@ import pytest
 import reference
 from reference import bound, RULES
 import scipy.optimize
-from tiers import quick
+from tiers import long_but
 
 from speccascade import methods, rules, Sampler, sampling
 
@@ -363,7 +363,7 @@ def test_a_weighted_ensemble_accepts_at_least_the_proposers_weight(weight):
 # ---- n models ----
 
 
-@over_rules
+@pytest.mark.parametrize('name', long_but(RULES, ['opt', 'token_v3', 'lossy_star', 'mentored']))
 def test_a_cascade_of_three_models_takes_the_tail_for_the_verifier(name):
   logits = three(12)
   for alpha, temperature, pi, deferred in each(name, telling(name), *map(jnp.asarray, logits)):
@@ -453,7 +453,8 @@ def test_combiners_mask_what_is_masked(name, temperature):
   assert (pi[possible][masked[possible]] == 0).all()
 
 
-@pytest.mark.parametrize('name', quick(RULES, ['opt', 'token_v3', 'lossy_star', 'mentored'], []))
+@pytest.mark.full
+@pytest.mark.parametrize('name', long_but(RULES, ['opt', 'token_v3', 'lossy_star', 'mentored']))
 def test_a_large_vocabulary_keeps_its_distribution(name):
   quadratic = name in ('mentored', 'thresholds')  # in the vocabulary, by definition
   lq, lp = pairs(14, (1, 16_000 if quadratic else 256_000), scale=3.0)

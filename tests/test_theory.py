@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import middle
 import numpy as np
 import pytest
+from tiers import long_but
 
 from speccascade import methods, rules, theory
 from speccascade.decode import decode
@@ -133,7 +134,8 @@ def target_of(name):
   return kept + P * (1 - kept.sum())
 
 
-@pytest.mark.parametrize('name', LOOPS)
+@pytest.mark.full
+@pytest.mark.parametrize('name', long_but(LOOPS, ['cascade']))
 def test_tokens_per_round_of_the_loop_are_the_formulas(name):
   method, _, formula, gamma = LOOPS[name]
   alpha = theory.acceptance_rate(Q, target_of(name))
@@ -153,6 +155,7 @@ def test_speed_up_by_the_loops_own_calls_is_the_formula(name, c):
   assert ratio_close(emitted * token, c * calls[0] + calls[1], formula(alpha, gamma, c))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('lam, blocks, c', [(0.3, (2, 2), 0.7), pytest.param(0.5, (4, 1), 0.2, marks=pytest.mark.long)])
 def test_speed_up_of_the_cos_loop_is_the_steady_formula(lam, blocks, c):
   r = lam * Q + (1 - lam) * P
@@ -174,6 +177,7 @@ def test_calls_of_cos_by_turns_are_the_steady_formula_for_two_models(setting):
   assert (1 + c) / (calls @ [c, 1]) == pytest.approx(theory.speedup_cos_steady(*setting))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('blocks', [(3, 2, 1), pytest.param((1, 1, 3), marks=pytest.mark.long)])
 def test_calls_of_the_cos_loop_of_three_are_those_of_its_turns(blocks):
   r = sum(w * x for w, x in zip(THIRDS, (Q, M, P)))
@@ -187,6 +191,7 @@ def test_calls_of_cos_at_the_ends_of_the_rates():
   np.testing.assert_allclose(middle.calls_cos((0, 0, 0), (5, 3, 2)), (5, 3, 1))  # a token is the residual
 
 
+@pytest.mark.full
 def test_speed_up_of_a_chain_is_that_of_the_loops_calls():
   rule = functools.partial(rules.lossy, alpha=0.2)
   logits = jnp.log(jnp.float32([Q, M, P]))

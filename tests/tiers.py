@@ -1,4 +1,4 @@
-"""Which cases of a test run each time, and which in the full tier alone."""
+"""Which cases of a test are left to the long tier."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 
 
-def quick(cases: Iterable[Any], few: Iterable[Any], more: Iterable[Any] | None = None) -> list:
-  """Return cases: few for each run, more for `pytest -m full` (default: all others), the rest for `pytest -m long`."""
-  few, more = list(few), None if more is None else list(more)
+def long_but(cases: Iterable[Any], some: Iterable[Any]) -> list:
+  """Return cases, of which some have the tier of their test and all others run with `pytest -m long` alone."""
+  some = list(some)
 
   def marked(case):
-    if case in few:
+    if case in some:
       return case
-    mark = pytest.mark.full if more is None or case in more else pytest.mark.long
-    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=mark)
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.long)
 
   return [marked(case) for case in cases]

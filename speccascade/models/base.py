@@ -1,5 +1,6 @@
 """What the networks have in common: parameters from a key, their shapes and their logical axes."""
 
+import collections
 from collections.abc import Callable
 import dataclasses
 import functools
@@ -7,9 +8,11 @@ import functools
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from speccascade.backends import Backend
 from speccascade.backends.quantised import Quantised, quantised, quantised_axes
+from speccascade.models.layers import Drawn
 from speccascade.types import Array, Cache, Network, Params
 
 
@@ -57,9 +60,28 @@ class Around(Network):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _made(network: 'Base', key: Array) -> Params:
-  """Return boxed parameters; as one program, which equal networks share, for operation by operation takes longer."""
-  return network._init(key)
+def _made(network: 'Base') -> Params:
+  """Return boxed parameters of zeros, for their shapes, which equal networks share."""
+  return network._init()
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _drawn(key: Array, kinds: tuple[tuple[tuple[int, ...], str, float, float], ...]) -> list[Array]:
+  """Return an array of each shape, dtype, mean and standard deviation.
+
+  All of one shape are drawn at once, so that the program doesn't grow with the number of layers.
+  """
+  keys, alike = jax.random.split(key, len(kinds)), collections.defaultdict(list)
+  for i, (shape, _, _, std) in enumerate(kinds):
+    if std:
+      alike[shape].append(i)
+  normal = {}
+  for shape, which in alike.items():
+    normal |= zip(which, jax.vmap(lambda key, shape=shape: jax.random.normal(key, shape))(keys[np.array(which)]))
+  return [
+    (mean + std * normal[i]).astype(dtype) if std else jnp.full(shape, mean, dtype)
+    for i, (shape, dtype, mean, std) in enumerate(kinds)
+  ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +126,9 @@ class Base(Network):
 
   def init(self, key: Array) -> Params:
     """Return random parameters in the network's dtype."""
-    params = nn.unbox(_made(self, key))
+    leaves, tree = jax.tree.flatten(self._boxed(), is_leaf=lambda x: isinstance(x, Drawn))
+    kinds = tuple((x.value.shape, x.value.dtype.name, x.mean, x.std) for x in leaves)
+    params = tree.unflatten(_drawn(key, kinds))
     return quantised(params) if self.quantised else params
 
   def param_shapes(self) -> Params:
@@ -133,4 +157,4 @@ class Base(Network):
     return self.dtype if isinstance(table, Quantised) else table.dtype
 
   def _boxed(self) -> Params:
-    return _made.eval_shape(self, jax.random.key(0))
+    return _made.eval_shape(self)

@@ -372,8 +372,8 @@ class Decoder(Base):
     dtype = self._activations(params)
     return cache_lib.empty(self.backend, len(c.spans), batch, c.kv_heads, slots, c.head_dim, dtype, self.scan)
 
-  def _init(self, key: Array) -> Params:
+  def _init(self) -> Params:
     zeros = jnp.zeros((1, 1), jnp.int32)
     c = self.config
     cache = cache_lib.empty(self.backend, len(c.spans), 1, c.kv_heads, 1, c.head_dim, self.dtype, self.scan)
-    return self.module.init(key, cache, zeros, zeros)['params']
+    return self.module.init({}, cache, zeros, zeros)['params']

@@ -184,5 +184,5 @@ class DFlash(Head):
     more = self.module.apply({'params': params}, token, method='follows')
     return logits + more[:, : logits.shape[1]]
 
-  def _init(self, key: Array) -> Params:
-    return self.module.init(key, self.empty({}, 1, 1), method='visit')['params']
+  def _init(self) -> Params:
+    return self.module.init({}, self.empty({}, 1, 1), method='visit')['params']

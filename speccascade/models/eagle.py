@@ -88,8 +88,8 @@ class EagleModule(nn.Module):
     self.pre_mlp_layer_norm = norm()
     self.layers = [Layer(c, self.dtype, self.backend) for _ in c.spans[1:]]
     if head.mask_token is not None:
-      init = nn.with_logical_partitioning(nn.initializers.normal(1.0), ('table',))
-      self.mask_hidden = self.param('mask_hidden', init, (head.states * (head.target_dim or c.embed_dim),), self.dtype)
+      shape = (head.states * (head.target_dim or c.embed_dim),)
+      self.mask_hidden = blocks.parameter(self, 'mask_hidden', ('table',), shape, std=1.0)
     if head.kind != 'eagle':
       self.token_norm, self.feature_norm, self.final_norm = norm(), norm(), norm()
     if head.kind == 'mtp':
@@ -209,9 +209,14 @@ class Eagle(Head):
       logits = self.backend.spread(logits, params['write'])
     return logits, features, cache
 
-  def _init(self, key: Array) -> Params:
-    params = self.module.init(key, self.empty({}, 1, 1), method='visit')['params']
+  def init(self, key: Array) -> Params:
+    params = super().init(key)
     if self.config.draft_vocab:
       ids = jnp.arange(self.vocab_size, dtype=jnp.int32)
       params['write'] = jnp.where(ids < self.config.draft_vocab, ids, -1)
     return params
+
+  def _init(self) -> Params:
+    params = self.module.init({}, self.empty({}, 1, 1), method='visit')['params']
+    written = blocks.Drawn(jnp.zeros(self.vocab_size, jnp.int32), (None,))
+    return params | ({'write': written} if self.config.draft_vocab else {})

@@ -27,8 +27,7 @@ class _Kernels(nn.Module):
 
   @nn.compact
   def __call__(self) -> Array:
-    init = nn.initializers.variance_scaling(1.0, 'fan_in', 'normal', batch_axis=0)
-    return blocks.parameter(self, 'kernel', init, self.axes, self.shape)
+    return blocks.parameter(self, 'kernel', self.axes, self.shape, std=self.shape[1] ** -0.5)
 
 
 class Experts(nn.Module):

@@ -9,6 +9,7 @@ import functools
 from typing import Any
 
 from flax import linen as nn
+from flax import struct
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -31,13 +32,27 @@ ACTIVATIONS = {
 }
 
 
-def parameter(module: nn.Module, name: str, init: Callable, axes: tuple[str, ...], shape: tuple[int, ...]) -> Array:
-  """Return a parameter of a module, `axes` naming its axes for sharding.
+class Drawn(nn.LogicallyPartitioned):
+  """A parameter, what its axes are named for sharding, and the mean and standard deviation that it is drawn with."""
 
-  Of one that is there only the shape is checked. Flax would trace its initializer again, which is a third of a trace.
-  """
+  mean: float = struct.field(default=0.0, pytree_node=False)
+  std: float = struct.field(default=0.0, pytree_node=False)
+
+
+def parameter(
+  module: nn.Module,
+  name: str,
+  axes: tuple[str, ...],
+  shape: tuple[int, ...],
+  *,
+  mean: float = 0.0,
+  std: float = 0.0,
+) -> Array:
+  """Return a parameter of a module; one that is not there is zero, and says how `Base.init` draws it."""
   if not module.has_variable('params', name):
-    return module.param(name, nn.with_logical_partitioning(init, axes), shape, module.dtype)
+    return module.variable(
+      'params', name, lambda: Drawn(jnp.zeros(shape, module.dtype), axes, mean=mean, std=std)
+    ).value
   value = nn.unbox(module.get_variable('params', name))
   if value.shape != shape:
     raise ValueError(f'the parameter {"/".join((*module.path, name))} is {value.shape}; the network has {shape}.')
@@ -68,14 +83,13 @@ class Norm(nn.Module):
 
   @nn.compact
   def __call__(self, x: Array) -> Array:
-    init = nn.initializers.constant(1 - self.offset)
-    scale = parameter(self, 'scale', init, (self.axis,), x.shape[-1:])
+    scale = parameter(self, 'scale', (self.axis,), x.shape[-1:], mean=1 - self.offset)
     y = x.astype(jnp.float32)
     y = y - jnp.mean(y, axis=-1, keepdims=True) if self.centred else y
     y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
     y = y * (_along_last(scale, y) + self.offset)
     if self.centred:
-      y = y + _along_last(parameter(self, 'bias', nn.initializers.zeros, (self.axis,), x.shape[-1:]), y)
+      y = y + _along_last(parameter(self, 'bias', (self.axis,), x.shape[-1:]), y)
     return y.astype(x.dtype)
 
 
@@ -100,11 +114,11 @@ class Dense(nn.Module):
     if self.has_variable('params', 'rows'):
       y = product(self.backend.matmul_rows, x, self.get_variable('params', 'rows'), out_dtype)
     else:
-      init = nn.initializers.variance_scaling(self.init_scale, 'fan_in', 'normal')
-      kernel = parameter(self, 'kernel', init, self.axes, (x.shape[-1], self.features))
+      std = (self.init_scale / x.shape[-1]) ** 0.5
+      kernel = parameter(self, 'kernel', self.axes, (x.shape[-1], self.features), std=std)
       y = product(self.backend.matmul, x, widened(kernel, x.dtype), self.out_dtype)
     if self.use_bias:
-      bias = parameter(self, 'bias', nn.initializers.zeros, self.axes[1:], (self.features,))
+      bias = parameter(self, 'bias', self.axes[1:], (self.features,))
       y = y + bias.astype(y.dtype).reshape((1,) * (y.ndim - 1) + (-1,))
     return y.astype(out_dtype)
 
@@ -120,7 +134,7 @@ class Embed(nn.Module):
   backend: Backend = Backend()
 
   def setup(self):
-    self.embedding = parameter(self, 'embedding', nn.initializers.normal(1.0), self.axes, (self.rows, self.features))
+    self.embedding = parameter(self, 'embedding', self.axes, (self.rows, self.features), std=1.0)
 
   def __call__(self, index: Array, packing: packing_lib.Packing | None = None) -> Array:
     found = self._found(packing_lib.pack(packing, index))
@@ -269,7 +283,7 @@ class RelativeBias(nn.Module):
   def __call__(self, positions: Array, slots: int) -> Array:
     """Return [B, H, L, T] for queries at positions [B, L] and keys in slots 0 … T - 1."""
     axes = 'heads', 'relpos_buckets'
-    embedding = parameter(self, 'rel_embedding', nn.initializers.normal(1.0), axes, (self.heads, self.buckets))
+    embedding = parameter(self, 'rel_embedding', axes, (self.heads, self.buckets), std=1.0)
     offsets = np.arange(-slots, slots + 1)
     bucket = relative_bucket(
       offsets, bidirectional=self.bidirectional, buckets=self.buckets, max_distance=self.max_distance

@@ -115,5 +115,5 @@ class Medusa(Head):
     drafts = (number >= 0) & (number < self.config.heads)
     return jnp.where(drafts[..., None], found, -jnp.inf), None, cache  # no distribution ends a draft
 
-  def _init(self, key: Array) -> Params:
-    return self.module.init(key, jnp.zeros((1, self.config.embed_dim), self.dtype))['params']
+  def _init(self) -> Params:
+    return self.module.init({}, jnp.zeros((1, self.config.embed_dim), self.dtype))['params']

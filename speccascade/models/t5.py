@@ -354,6 +354,6 @@ class T5(Base):
     c = self.config.decoder
     return cache_lib.empty(self.backend, len(c.spans), batch, c.kv_heads, slots, c.head_dim, dtype, self.scan)
 
-  def _init(self, key: Array) -> Params:
+  def _init(self) -> Params:
     cache = {'target': self._empty_target(1, 1, self.dtype), 'source_length': jnp.ones((1,), jnp.int32)}
-    return self.module.init(key, cache, jnp.zeros((1, 1), jnp.int32), method='visit')['params']
+    return self.module.init({}, cache, jnp.zeros((1, 1), jnp.int32), method='visit')['params']

@@ -26,6 +26,7 @@ def flat(tree) -> list:
 SIZES = [('small', 'replicated'), ('base', 'replicated'), ('large', 'sharded'), ('xxl', 'sharded')]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('size, rules', SIZES)
 def test_a_model_is_sharded_where_that_saves_more_than_its_collectives_cost(size, rules):
   assert sharding.default_rules(shapes.t5(size), FOUR) == sharding.NAMED_RULES[rules]

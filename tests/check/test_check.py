@@ -125,6 +125,7 @@ def test_importing_the_command_leaves_the_function():
 # ---- what is enumerated ----
 
 
+@pytest.mark.full
 def test_a_rule_of_ones_own_is_a_law_monotone_and_emitted_exactly():
   report = check(average, (0.1, 0.5, 0.9))
   assert report.ok and answers(report) == dict.fromkeys(answers(report), True)
@@ -146,6 +147,7 @@ def test_a_rule_that_looks_at_other_positions_is_found():
   assert 'reduce over the last axis only' in str(report)
 
 
+@pytest.mark.full
 def test_a_rule_that_reads_its_confidence_off_one_hot_vectors_is_said_never_to_defer():
   report = check(average_of_sampled, (0.1, 0.5, 0.9))
   assert report.ok and answers(report)['defers at T = 0'] is None
@@ -165,6 +167,7 @@ def test_a_rule_that_is_not_what_it_is_defined_as_is_found():
   assert not report.ok and answers(report)['is what it is defined as'] is False and 'T = 0' in str(report)
 
 
+@pytest.mark.full
 def test_a_rule_that_defers_more_as_alpha_grows_is_said_to():
   report = check(backwards, (0.0, 0.5))
   assert report.ok and answers(report)['rejects less as alpha grows'] is None
@@ -176,11 +179,13 @@ def test_a_rule_that_cannot_be_traced_is_one_line():
   assert not report.ok and len(report.findings) == 1 and 'branches' in report.name
 
 
+@pytest.mark.full
 def test_a_combiner_and_a_method_are_checked_too():
   assert check(geometric).ok
   assert check(methods.bild()).findings[0].ok is None
 
 
+@pytest.mark.full
 def test_a_method_that_emits_another_law_is_found():
   @acceptance.acceptor(by_round=False)
   def keeps_all(trial):

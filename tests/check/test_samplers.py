@@ -7,7 +7,7 @@ from faults import AFTER, arg_max_draft, draw, FAULTS, RIGHT, right
 import jax
 import numpy as np
 import pytest
-from tiers import quick
+from tiers import long_but
 
 import speccascade
 from speccascade.check import samplers
@@ -28,7 +28,7 @@ def fewer_calls(monkeypatch):
   monkeypatch.setattr(samplers, '_CALLS', 30_000)
 
 
-@pytest.mark.parametrize('name', quick(FAULTS, [name for name in FAULTS if name not in SLOW], []))
+@pytest.mark.parametrize('name', long_but(FAULTS, [name for name in FAULTS if name not in SLOW]))
 def test_each_mistake_is_found_with_its_bias(name):
   sampler, p, q, block, tokens, distance, options = FAULTS[name]
   options = dict(options)
@@ -43,7 +43,8 @@ def test_each_mistake_is_found_with_its_bias(name):
   assert not report.ok and 'emits' in report.text
 
 
-@pytest.mark.parametrize('name', quick(RIGHT, [*FIRST, 'with its draft'], []))
+@pytest.mark.full
+@pytest.mark.parametrize('name', long_but(RIGHT, [*FIRST, 'with its draft']))
 def test_right_samplers_pass(name):
   sampler, options = RIGHT[name]
   given = [*cases(options.get('rows', 1))]

@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 import jax
 from matching import having
 import pytest
-from tiers import quick
+from tiers import long_but
 from tiny import assert_equal, model_of, T5
 
 import speccascade
@@ -36,7 +36,8 @@ def source(tmp_path):
   return orbax.save(tmp_path / 'source', model_of(T5))
 
 
-@pytest.mark.parametrize('switches', quick(SWITCHES, SWITCHES[:1], []))
+@pytest.mark.full
+@pytest.mark.parametrize('switches', long_but(SWITCHES, SWITCHES[:1]))
 def test_a_t5_survives_every_format_in_turn(tmp_path, switches):
   model = model_of(T5 | switches, 'bfloat16')
   folder = orbax.save(tmp_path / 'start', model)
@@ -69,7 +70,10 @@ def test_errors_of_the_command_are_one_line(source, tmp_path, capsys):
     assert not (tmp_path / 'b').exists()
 
 
-@pytest.mark.parametrize('config', [T5, T5 | {'model_type': 'umt5', 'num_decoder_layers': 2}], ids=['t5', 'umt5'])
+UNEVEN = T5 | {'model_type': 'umt5', 'num_decoder_layers': 2}
+
+
+@pytest.mark.parametrize('config', long_but([T5, UNEVEN], [T5]), ids=['t5', 'umt5'])
 def test_t5x_gets_a_step_and_scanned_layers(tmp_path, config):
   model = model_of(config)
   source = orbax.save(tmp_path / 'source', model)
@@ -87,6 +91,7 @@ def test_t5x_gets_a_step_and_scanned_layers(tmp_path, config):
     convert.convert(source, tmp_path / 'checkpoint_3', form='t5x', step=4)
 
 
+@pytest.mark.long
 def test_a_t5gemma_that_was_made_here_is_written_with_contexts_and_not_as_t5x(tmp_path):
   stack = DecoderConfig(11, 8, 2, 1, 4, 6, (Span(3), Span()), activation='gelu_tanh', norm_offset=1.0, norms='sandwich')
   stack = dataclasses.replace(stack, embed_scale=8**0.5, attention_scale=0.5)
@@ -103,12 +108,14 @@ def test_a_t5gemma_that_was_made_here_is_written_with_contexts_and_not_as_t5x(tm
       dataclasses.replace(network.config, encoder=dataclasses.replace(stack, **switch))
 
 
+@pytest.mark.long
 def test_a_bias_for_each_layer_comes_with_a_warning(tmp_path):
   model = model_of(T5 | {'model_type': 'umt5', 'tie_word_embeddings': False})
   with pytest.warns(UserWarning, match=having('transformers 5', '√d')):
     hf.write(tmp_path / 'hf', model)
 
 
+@pytest.mark.full
 def test_a_full_disk_names_the_folder_and_what_to_do(source, tmp_path):
   limited = (
     'import resource, sys; from speccascade import convert; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); '

@@ -10,7 +10,7 @@ from matching import having
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from tiers import quick
+from tiers import long_but
 import tiny
 
 import speccascade
@@ -343,7 +343,7 @@ def drafted(head, prompt, text, count, large=None):
   return np.array(out)
 
 
-@pytest.mark.parametrize('name', ['EAGLE-1', 'EAGLE-3', 'EAGLE-3 of all tokens', 'EAGLE-3, speculators'])
+@pytest.mark.parametrize('name', long_but([*FORMATS][:4], ['EAGLE-1', 'EAGLE-3, speculators']))
 def test_a_head_drafts_as_its_authors_code_does(tmp_path, name):
   path, tensors, config = FORMATS[name](tmp_path / 'head')
   head = speccascade.load(path)
@@ -354,6 +354,7 @@ def test_a_head_drafts_as_its_authors_code_does(tmp_path, name):
   np.testing.assert_allclose(found[np.isfinite(found)], expected[np.isfinite(expected)], atol=2e-4)
 
 
+@pytest.mark.full
 def test_a_layer_of_multi_token_prediction_is_read_beside_its_model(tmp_path):
   path, tensors = mtp(tmp_path / 'mimo')
   head, large = speccascade.checkpoints.load_all([f'{path}@mtp', path])
@@ -379,6 +380,7 @@ def test_medusa_drafts_as_its_authors_code_does(tmp_path, scores):
   assert np.isneginf(logits[0, 4]).all()
 
 
+@pytest.mark.full
 def test_a_block_is_filled_as_its_authors_code_does(tmp_path):
   path, tensors, _ = dflash(tmp_path / 'head')
   drafter, large = models.beside(speccascade.load(path), verifier())
@@ -420,6 +422,7 @@ def test_p_eagle_drafts_behind_masks_as_its_authors_code_does(tmp_path):
     speccascade.load(path)
 
 
+@pytest.mark.full
 def test_a_markov_head_corrects_each_token_by_the_one_before_it(tmp_path):
   path, tensors, _ = dspark(tmp_path / 'head')
   head, large = speccascade.load(path), verifier()
@@ -456,19 +459,22 @@ def own():
   return write(methods.autoregressive(), [verifier()], 6)
 
 
-@pytest.mark.parametrize('name', quick(FORMATS, ['EAGLE-3', 'DFlash'], []))
+@pytest.mark.full
+@pytest.mark.parametrize('name', long_but(FORMATS, ['EAGLE-3']))
 def test_the_text_is_the_verifiers_also_of_a_head_of_int8(tmp_path, name):
   head = speccascade.load(FORMATS[name](tmp_path / 'head')[0], dtype='int8')
   assert head.digest.endswith('int8') and np.dtype(np.int8) in {x.dtype for x in jax.tree.leaves(head.params)}
   assert write(methods.speculative(block=4), [head, verifier()]) == own()
 
 
+@pytest.mark.full
 def test_a_cascade_may_have_a_head_for_its_drafter(tmp_path):
   small, head = tiny.model_of(CONFIG | {'num_hidden_layers': 2}), speccascade.load(eagle_3(tmp_path / 'head')[0])
   cascade = write(methods.oracle(OPT), [small, verifier()], 6)
   assert write(methods.speculative(OPT, block=3, drafter=2), [small, verifier(), head]) == cascade
 
 
+@pytest.mark.full
 def test_hidden_states_are_those_of_transformers(tmp_path):
   transformers, torch = pytest.importorskip('transformers'), pytest.importorskip('torch')
   speccascade.checkpoints.hf.write(tmp_path / 'model', verifier())
@@ -481,6 +487,7 @@ def test_hidden_states_are_those_of_transformers(tmp_path):
   np.testing.assert_allclose(normed, found[-1][0].detach().numpy(), atol=1e-4)
 
 
+@pytest.mark.long
 def test_t5_shows_its_states_to_a_head():
   t5 = tiny.model_of(tiny.T5_V1_1 | {'num_layers': 2})
   size, vocab = t5.network.config.embed_dim, t5.network.vocab_size
@@ -489,6 +496,7 @@ def test_t5_shows_its_states_to_a_head():
   assert write(methods.speculative(block=3), [head, t5]) == write(methods.autoregressive(), [t5])
 
 
+@pytest.mark.full
 def test_what_does_not_fit_is_refused(tmp_path):
   head = speccascade.load(eagle_1(tmp_path / 'head')[0])
   other = tiny.model_of(CONFIG | {'hidden_size': 12, 'num_attention_heads': 6, 'num_key_value_heads': 6})
@@ -546,6 +554,7 @@ def test_a_damaged_head_is_named(tmp_path, change):
     speccascade.load(path)
 
 
+@pytest.mark.full
 def test_a_checkpoint_of_pard_drafts_in_one_pass(tmp_path):
   file = speccascade.checkpoints.hf.write(tmp_path / 'model', tiny.model_of(CONFIG)) / 'config.json'
   config = json.loads(file.read_text())

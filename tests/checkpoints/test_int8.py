@@ -12,7 +12,7 @@ from matching import having
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from tiers import quick
+from tiers import long_but
 import tiny
 
 import speccascade
@@ -69,7 +69,7 @@ def logits_of(network, params):
   return network.extend(params, cache, tokens[:, first:], first + jnp.arange(12 - first)[None])[0]
 
 
-@pytest.mark.parametrize('name', quick(FAMILIES, ['llama', 't5'], []))
+@pytest.mark.parametrize('name', long_but(FAMILIES, ['t5']))
 def test_logits_are_those_of_the_floats_that_the_weights_stand_for(tmp_path, name):
   model = folder_of(tmp_path, FAMILIES[name])
   loaded = speccascade.load(tmp_path, dtype='int8')
@@ -100,9 +100,10 @@ def test_weights_are_the_nearest_multiples_of_their_output_s_scale(axis):
     np.testing.assert_array_equal(quantise(wide, axis).values, values)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'kind, scan',
-  quick([(k, s) for k in ('hf', 'orbax', 't5x') for s in (False, True)], [('orbax', True)], [('t5x', False)]),
+  long_but([(k, s) for k in ('hf', 'orbax', 't5x') for s in (False, True)], [('orbax', True)]),
 )
 def test_every_format_is_read_as_the_same_whole_numbers(tmp_path, kind, scan):
   config = tiny.T5_V1_1 | {'num_layers': 2, 'num_heads': 2}
@@ -120,6 +121,7 @@ def _whole(network):
   return dataclasses.replace(network, scan=False)
 
 
+@pytest.mark.full
 def test_no_more_than_a_tensor_is_in_memory_as_floats(tmp_path):
   config = tiny.LLAMA | {'hidden_size': 256, 'intermediate_size': 512, 'num_hidden_layers': 8, 'vocab_size': 512}
   model = folder_of(tmp_path, config)
@@ -134,9 +136,10 @@ def test_no_more_than_a_tensor_is_in_memory_as_floats(tmp_path):
   assert floats > 18e6 and peak < tree_bytes(loaded.params) + 5 * 512 * 256 * 4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'family, name',
-  quick([(f, n) for f in WIDER for n in by_name()], [('llama', 'cpu'), ('t5', 'tpu')], []),
+  long_but([(f, n) for f in WIDER for n in by_name()], [('llama', 'cpu')]),
 )
 def test_quantised_weights_give_the_same_on_every_backend(family, name, monkeypatch):
   monkeypatch.setattr(cpu, '_CACHED', 0)
@@ -172,7 +175,8 @@ def quantised_model(network, params) -> Model:
   return Model(quantised(params), dataclasses.replace(network, quantised=True))
 
 
-@pytest.mark.parametrize('target_is', quick(['float32', 'int8'], ['float32'], []))
+@pytest.mark.full
+@pytest.mark.parametrize('target_is', long_but(['float32', 'int8'], ['float32']))
 def test_the_distribution_is_exactly_the_target_s(target_is):
   models = pair('int8', target_is)
   method = methods.speculative(block=2)
@@ -185,6 +189,7 @@ def test_the_distribution_is_exactly_the_target_s(target_is):
   )
 
 
+@pytest.mark.long
 def test_the_first_layers_share_the_numbers_and_the_cache():
   network = dataclasses.replace(WIDER['llama'], quantised=True)
   large = random_model(network, 'large')
@@ -198,7 +203,7 @@ def test_the_first_layers_share_the_numbers_and_the_cache():
 # ---- what is refused, and what is stated ----
 
 
-@pytest.mark.parametrize('write', [orbax.save, hf.write, t5x.write])
+@pytest.mark.parametrize('write', long_but([orbax.save, hf.write, t5x.write], [hf.write]))
 def test_whole_numbers_are_not_written(tmp_path, write):
   model = quantised_model(*[getattr(tiny.model_of(tiny.T5_V1_1), name) for name in ('network', 'params')])
   with pytest.raises(ValueError, match=having('int8', 'float32')):

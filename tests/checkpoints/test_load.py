@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from matching import having, says
 import pytest
-from tiers import quick
+from tiers import long_but
 from tiny import assert_equal, error_of, model_of
 from tiny import T5_V1_1 as T5
 
@@ -52,6 +52,7 @@ def test_a_sampler_is_what_a_checkpoint_asks_for(tmp_path, model):
     of(do_sample=True, temperature='warm')
 
 
+@pytest.mark.long
 def test_a_path_may_mean_the_first_layers_which_share_the_arrays(tmp_path):
   network = hf.network_from_config(T5 | {'num_layers': 3})
   saved = orbax.save(tmp_path / 'deep', Model(network.init(jax.random.key(0)), network))
@@ -86,7 +87,8 @@ def folders(tmp_path, model):
   }
 
 
-@pytest.mark.parametrize('name', quick(GOLDEN, ['t5_v1_1', 'llama2'], []))
+@pytest.mark.full
+@pytest.mark.parametrize('name', long_but(GOLDEN, ['t5_v1_1']))
 def test_what_was_loaded_and_decoded_with_is_saved_and_read_back_equal(tmp_path, monkeypatch, name):
   monkeypatch.setattr(cpu, '_CACHED', 0)  # the backend prepares kernels of its own, however small
   monkeypatch.setattr(cpu, '_fuses_sums', lambda: True)

@@ -12,6 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import tensorstore as ts
+from tiers import long_but
 from tiny import assert_equal, error_of, LLAMA, model_of, T5_V1_1
 
 from speccascade.checkpoints import t5x
@@ -46,6 +47,7 @@ def _write_zarr(folder, tree, name='target'):
   return spec | {'kvstore': {'driver': 'gcs', 'bucket': 'models', 'path': f'x/checkpoint_5/{name}/'}}
 
 
+@pytest.mark.full
 def test_arrays_are_chunked_and_compressed_as_t5x_expects(tmp_path, monkeypatch):
   monkeypatch.setattr(t5x.writer, '_CHUNK_BYTES', 100)
   model = _model()
@@ -58,8 +60,9 @@ def test_arrays_are_chunked_and_compressed_as_t5x_expects(tmp_path, monkeypatch)
   assert_equal(t5x.read(folder)[1], model.params)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('dtype', [np.float32, ml_dtypes.bfloat16])
-@pytest.mark.parametrize('layout', ['inline', 'zarr', 'old'])
+@pytest.mark.parametrize('layout', long_but(['inline', 'zarr', 'old'], ['zarr']))
 def test_checkpoints_of_other_origin_are_read(tmp_path, layout, dtype):
   params = jax.tree.map(lambda x: x.astype(dtype), _model().params)
   folder = tmp_path / 'checkpoint_5'
@@ -98,6 +101,7 @@ def test_the_orbax_managers_state_is_read(tmp_path, ocdbt):
     assert 'checkpoint_5/state' in _error(tmp_path)
 
 
+@pytest.mark.full
 def test_the_latest_finished_step_is_read(tmp_path):
   latest = _model(V1_0)
   t5x.write(tmp_path, _model(), step=2)

@@ -13,7 +13,7 @@ import pytest
 import reference
 from reference import RULES
 import scipy.stats
-from tiers import quick
+from tiers import long_but
 
 import speccascade
 from speccascade import acceptance, decode, methods, rules, Sampler, stopping
@@ -65,9 +65,7 @@ METHODS = {
   **{f'speculative {name}': (methods.speculative(bound(name), 3), PAIR, of_rule(name)) for name in RULES},
 }
 # One of each kind of phases; the others are of the long tier.
-FIRST = ('speculative opt', 'block verification', 'token_cascade', 'bild', 'ensemble_sd', 'cos of 3', 'prompt lookup')
-FIRST += ('sv', 'speculative lossy')
-COMPANY = ('speculative opt', 'block verification')  # of these, in the company of other rows at T = 1
+FIRST = ('speculative opt', 'block verification', 'token_cascade', 'cos of 3', 'sv')
 
 
 def greedily(method, models=PAIR, **settings):
@@ -99,7 +97,7 @@ def check_statistics(method, out):
   assert (others <= s.rounds).all()
 
 
-@pytest.mark.parametrize('name', quick(METHODS, FIRST, []))
+@pytest.mark.parametrize('name', long_but(METHODS, FIRST))
 def test_greedy_decoding_is_the_lockstep_version_token_for_token(name):
   method, models, step = METHODS[name]
   out = decode(method, models, PROMPTS, max_new_tokens=16, sampler=Sampler(0.0))
@@ -161,6 +159,7 @@ def test_traced_log_probabilities_are_the_models_own():
         assert abs(noted[m, i] - np.log(p[token])) < 1e-5
 
 
+@pytest.mark.full
 def test_the_second_answer_of_a_sequence_cascade_has_numbers_of_its_own():
   run = functools.partial(decode, models=[LARGE, LARGE], prompts=PROMPTS, max_new_tokens=9, seed=3)
   first, second = run(methods.autoregressive(0)), run(methods.sequence_cascade(threshold=np.inf))
@@ -185,7 +184,7 @@ OTHERS = {'sv', *(f'speculative {name}' for name in RULES if name not in ('opt',
 EVERY = [(n, t) for n in METHODS if n not in OTHERS for t in (1.0, 0.0)]
 
 
-@pytest.mark.parametrize('name, temperature', quick(EVERY, [(n, 1.0) for n in COMPANY], []))
+@pytest.mark.parametrize('name, temperature', long_but(EVERY, [('speculative opt', 1.0)]))
 def test_a_row_is_the_same_in_any_company(name, temperature):
   method, models, _ = METHODS[name]
   run = functools.partial(decode, method, models, max_new_tokens=16, sampler=Sampler(temperature), seed=3)
@@ -198,6 +197,7 @@ def test_a_row_is_the_same_in_any_company(name, temperature):
   assert alone == together
 
 
+@pytest.mark.full
 def test_batches_hold_prompts_of_like_length_and_answers_come_in_the_order_of_the_prompts(monkeypatch):
   batches, read = [], engine.Engine.prefill
   noted = lambda self, rows, size: batches.append([len(r) for r in rows]) or read(self, rows, size)
@@ -215,6 +215,7 @@ def test_batches_hold_prompts_of_like_length_and_answers_come_in_the_order_of_th
     np.testing.assert_allclose(out.logprobs[i], alone.logprobs[0], atol=1e-6)
 
 
+@pytest.mark.full
 def test_speculative_verification_of_a_row_is_the_same_in_any_company_at_temperature_0():
   run = functools.partial(decode, methods.sv(profile(6), 4), TRIO, max_new_tokens=13, sampler=Sampler(0.0))
   together = run(PROMPTS)
@@ -223,7 +224,8 @@ def test_speculative_verification_of_a_row_is_the_same_in_any_company_at_tempera
   assert scored < drafted  # something was worth leaving out
 
 
-@pytest.mark.parametrize('name', quick(['chow', 'opt', 'token_v3', 'lossy'], ['opt'], []))
+@pytest.mark.full
+@pytest.mark.parametrize('name', long_but(['chow', 'opt', 'token_v3', 'lossy'], ['opt']))
 def test_a_cascade_writes_the_same_text_whatever_the_block(name):
   run = functools.partial(decode, models=PAIR, prompts=PROMPTS, max_new_tokens=15)
   texts = [run(methods.speculative(bound(name), block)).tokens for block in (1, 3, 6)]
@@ -286,7 +288,7 @@ DEFERRING = {
 }
 
 
-@pytest.mark.parametrize('name', quick(DEFERRING, ['oracle', 'speculative', 'ensemble of 3'], []))
+@pytest.mark.parametrize('name', long_but(DEFERRING, ['speculative', 'ensemble of 3']))
 def test_deferrals_are_counted_where_the_rule_defers(name):
   method = DEFERRING[name]
   models = TRIO if method.models == 3 else PAIR
@@ -305,6 +307,7 @@ def test_deferrals_are_unknown_where_nothing_decides_them(method):
   assert np.isnan(decode(method, PAIR, PROMPTS, max_new_tokens=16, sampler=Sampler(0.0)).stats.deferred).all()
 
 
+@pytest.mark.full
 def test_what_is_recorded_of_tokens_is_of_the_round_that_tested_them():
   """Where models take turns, pending tokens move to the front of the window as soon as those before are committed."""
   out = decode(methods.cos(rules.speculative, (3, 1)), PAIR, PROMPTS, max_new_tokens=16, trace=True)
@@ -438,6 +441,7 @@ def test_rounds_that_commit_nothing_end_in_an_error_also_where_no_host_looks():
     enumeration.emitted_distribution(method(0), [LARGE], [1, 0], 2, Sampler())
 
 
+@pytest.mark.full
 def test_a_user_rule_that_leaves_a_choice_at_temperature_0_is_drawn_from():
   def half(q, p):
     return (q.probs + p.probs) / 2
@@ -465,6 +469,7 @@ def test_temperature_0_is_greedy_in_every_type(zero):
   assert run(sampler=Sampler(zero)).tokens == [follow(own(PAIR, temperature=0), [1, 2], 6)]
 
 
+@pytest.mark.full
 def test_a_draft_does_not_feed_its_last_token():
   twin = toy.model(21, 7, scale=1.2)
   s = decode(methods.speculative(opt, 5), [twin, twin], [[1, 2]], max_new_tokens=4).stats

@@ -103,6 +103,7 @@ def test_a_run_goes_on_from_any_line_and_writes_the_same_file(whole, tmp_path, h
     assert found[-1][name] == expected[-1][name]
 
 
+@pytest.mark.long
 def test_a_long_loop_ends_at_once_and_keeps_what_had_ended(tmp_path, capsys):
   long = {'prompt': 'ein Hund', 'min_new_tokens': 12_000, 'max_new_tokens': 12_000}
   source = write(tmp_path / 'in.jsonl', [*[{'prompt': 'zwei Hunde', 'max_new_tokens': 2}] * 2, *[long] * 2])
@@ -198,6 +199,7 @@ def test_a_journal_without_rows_is_begun_anew_and_one_with_rows_goes_on(tmp_path
     pass
 
 
+@pytest.mark.full
 def test_a_prompt_that_is_too_long_is_named_with_its_line(tmp_path, capsys):
   source = write(tmp_path / 'in.jsonl', [[4, 5], [4, 5, 6, 1]])
   assert run(source, tmp_path / 'out.jsonl', '--max-prompt-tokens', '3') == 1
@@ -212,6 +214,7 @@ def test_special_tokens_in_a_chat_are_refused_where_it_is_to_be_plain(tmp_path, 
   assert 'line 1: message 0 contains </s>' in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_file_that_is_there_is_kept_unless_told(tmp_path, capsys):
   source, output = write(tmp_path / 'in.jsonl', ['A dog runs.']), tmp_path / 'out.jsonl'
   output.write_text('mine')

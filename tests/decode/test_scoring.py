@@ -11,7 +11,7 @@ from matching import having
 import numpy as np
 import pytest
 import reference
-from tiers import quick
+from tiers import long_but
 
 from speccascade import decode, embedded, methods, rules, Sampler
 from speccascade.decode import scoring
@@ -25,7 +25,7 @@ SCORED = [name for name in METHODS if name not in UNSCORED]
 FIRST = ['autoregressive', 'speculative opt', 'speculative lossy', 'cos 3', 'cos user']
 
 
-@pytest.mark.parametrize('name', quick(SCORED, FIRST, []))
+@pytest.mark.parametrize('name', long_but(SCORED, FIRST))
 def test_scores_are_the_joint_distribution(name):
   method, models, step = METHODS[name]
   expected = reference.joint_distribution(step(models), PROMPT, 3)
@@ -123,6 +123,7 @@ def test_a_text_must_fit_the_positions_of_the_models_that_score_it(encoder, most
   scoring.score(methods.speculative(), [short, large], [[1, 2, 3]], [[4, 3, 2, 1, 0]])  # the drafter reads nothing
 
 
+@pytest.mark.full
 def test_greedy_texts_of_an_encoder_decoder_are_greedy():
   models = embedded.models()
   texts = ['A dog runs.', 'Two women are reading a book in the park.']

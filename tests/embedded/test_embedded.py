@@ -44,6 +44,7 @@ def test_the_pair_is_small_enough_for_a_package():
   assert sum(f.stat().st_size for f in folder.rglob('*') if f.is_file()) < 16e6
 
 
+@pytest.mark.full
 def test_the_verifier_translates_better_than_the_drafter(outputs):
   task, (small, large) = outputs
   examples = list(task.examples)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from tiers import quick
+from tiers import long_but
 
 from speccascade import backends, rules, Sampler
 from speccascade.check import enumeration
@@ -60,7 +60,7 @@ def test_the_alphas_that_are_found_tell():
     assert distance(of(step(PAIR)), of(step(PAIR, max_draft=3)))[0] > 0.01, name
 
 
-@pytest.mark.parametrize('name, setting', quick(CASES, FIRST, []))
+@pytest.mark.parametrize('name, setting', long_but(CASES, FIRST))
 def test_joint_distribution_of_three_tokens_is_the_lockstep_distribution(name, setting):
   off, unnormalised = off_by(name, setting)
   assert off < 1e-5 and unnormalised < 1e-5
@@ -69,7 +69,8 @@ def test_joint_distribution_of_three_tokens_is_the_lockstep_distribution(name, s
 USERS = [(n, s) for n in ('speculative speculative', 'speculative opt', 'cos 2') for s in ('T=0', 'T=.7 filters')]
 
 
-@pytest.mark.parametrize('name, setting', quick(USERS, [('speculative speculative', 'T=.7 filters')], []))
+@pytest.mark.full
+@pytest.mark.parametrize('name, setting', long_but(USERS, [('speculative speculative', 'T=.7 filters')]))
 def test_the_law_is_the_same_as_users_compile(name, setting):
   off, unnormalised = off_by(name, setting, AS_USERS)
   assert off < 1e-5 and unnormalised < 1e-5
@@ -90,7 +91,7 @@ def automaton(logits, tokens, count):
   return jnp.where(over, -jnp.inf, logits)
 
 
-@pytest.mark.parametrize('name, setting, backend', quick(ENDINGS, [(n, 'T=1', 'plain') for n in FEW_ENDINGS], []))
+@pytest.mark.parametrize('name, setting, backend', long_but(ENDINGS, [(n, 'T=1', 'plain') for n in FEW_ENDINGS]))
 def test_only_a_token_of_the_output_without_a_law_is_a_fault(name, setting, backend, monkeypatch):
   monkeypatch.setattr(backends, 'backend_for', lambda *_: BACKENDS[backend])
   (method, models, step), states = METHODS[name], []
@@ -118,7 +119,8 @@ def test_only_a_token_of_the_output_without_a_law_is_a_fault(name, setting, back
 # ---- late tokens, by χ² ----
 
 
-@pytest.mark.parametrize('name', quick(LATE, ['speculative', 'block verification'], []))
+@pytest.mark.full
+@pytest.mark.parametrize('name', long_but(LATE, ['speculative', 'block verification']))
 def test_late_tokens_follow_the_lockstep_distribution(name):
   method, models, step = LATE[name]
   expected = reference.late_distribution(step(models), PROMPT, 5, 2, first=6, count=3)

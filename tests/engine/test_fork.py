@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import multiprocessing
 import sys
@@ -29,6 +31,7 @@ forked('after')
 """
 
 
+@pytest.mark.full
 def test_a_process_forked_after_decoding_says_that_it_cannot_decode():
   done = subprocess.run([sys.executable, '-c', PROGRAM], capture_output=True, text=True, check=True)
   before, parent, after = done.stdout.splitlines()

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from matching import having
 import numpy as np
 import pytest
-from tiers import quick
+from tiers import long_but
 
 from speccascade import backends, decode, methods, rules, Sampler
 from speccascade.backends import base, cpu
@@ -77,7 +77,8 @@ def shapes_of(caches) -> set[str]:
 CASES = [(family, n, b) for family in (t5, decoder) for n in METHODS for b in (1, 2)]
 
 
-@pytest.mark.parametrize('family, name, batch', quick(CASES, [(t5, 'cascade', 2), (decoder, 'cos', 2)], []))
+@pytest.mark.full
+@pytest.mark.parametrize('family, name, batch', long_but(CASES, [(t5, 'cascade', 2)]))
 def test_no_cache_is_copied_in_the_loop(family, name, batch):
   program, weights, state, _ = given(METHODS[name], [family(1), family(2)], batch)
   shapes = shapes_of(state.caches)
@@ -89,7 +90,7 @@ def test_no_cache_is_copied_in_the_loop(family, name, batch):
   assert not shapes & copied(inside)
 
 
-@pytest.mark.parametrize('family', quick([t5, decoder], [t5], []))
+@pytest.mark.parametrize('family', long_but([t5, decoder], [t5]))
 def test_a_row_takes_its_place_without_a_copy_of_a_cache(family):
   method = METHODS['speculative']
   program, _, state, insert = given(method, [family(1), family(2)], 4)
@@ -105,7 +106,8 @@ def test_a_copy_of_a_cache_is_found_where_there_is_one():
   assert shapes_of(state.caches) & copied(kept.lower(*insert, state).compile(OPTIONS).as_text())
 
 
-@pytest.mark.parametrize('name', quick(['autoregressive', 'speculative', 'cascade', 'cos'], ['cascade'], []))
+@pytest.mark.long
+@pytest.mark.parametrize('name', long_but(['autoregressive', 'speculative', 'cascade', 'cos'], ['cascade']))
 def test_a_decode_holds_little_beside_weights_caches_and_window(name):
   method = METHODS[name]
   program, weights, state, _ = given(method, [t5(1, 256), t5(2, 512)], 2, slots=512)
@@ -116,6 +118,7 @@ def test_a_decode_holds_little_beside_weights_caches_and_window(name):
   assert peak - memory.alias_size_in_bytes <= 1.15 * needed
 
 
+@pytest.mark.full
 def test_a_batch_is_counted_with_its_prompts_and_the_copies_of_its_weights(monkeypatch):
   validate.memo.cache_clear()
   counted = {name: [] for name in ('_cache_bytes', '_weight_bytes')}
@@ -179,6 +182,7 @@ def test_what_reading_prompts_takes_is_counted(monkeypatch):
   run(batch_size=1)
 
 
+@pytest.mark.long
 def test_a_queue_needs_memory_for_one_batch_and_one_prefill(monkeypatch):
   size = 4
   networks, alive = [t5(1), t5(2)], []

@@ -119,6 +119,7 @@ def test_a_round_whose_draft_has_no_token_commits_one():
   assert out.stats.rounds[0] == 12
 
 
+@pytest.mark.full
 def test_branches_inside_branches_are_phases_of_the_method():
   weighted = functools.partial(rules.weighted, weights=(0.2, 0.3, 0.5))
   method = methods.cos(weighted, (3, 2, 1))
@@ -140,6 +141,7 @@ def test_a_stalled_row_ends_while_others_go_on():
   assert out.finish_reasons == ('length', 'fault') and [len(x) for x in out.tokens] == [9, 0]
 
 
+@pytest.mark.full
 def test_each_choice_by_batch_is_checked():
   report = speccascade.check(methods.by_batch({1: methods.speculative(block=1), 8: methods.autoregressive(1)}))
   assert report.ok and {'batch 1', 'batch 8'} == {f.question.split(':')[0] for f in report.findings}
@@ -168,6 +170,7 @@ def test_a_methods_numbers_are_one_program_for_functions_made_anew():
   assert called == [1.0]
 
 
+@pytest.mark.long
 def test_methods_that_differ_by_their_rule_alone_share_a_program_and_decode_as_without():
   """Rules with a decision, a set of tokens or a distribution; what is counted of deferrals is that of each."""
   from speccascade.evaluate import programs

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from tiers import long_but
 
 from speccascade import acceptance, methods, rules, Sampler, sampling
 from speccascade.check import enumeration
@@ -18,8 +19,6 @@ from speccascade.engine import phases
 from speccascade.engine.loop import decode_batch
 from speccascade.engine.phases import Truncate
 from speccascade.types import DRAFT, FINAL, iota, Prompt
-
-pytestmark = pytest.mark.full
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +50,7 @@ def with_accept(name, accept):
   return method.accepting(acceptance.acceptor(by_round=method.by_round)(lambda trial: accept(trial)))
 
 
+@pytest.mark.full
 def test_a_bonus_token_from_the_verifier_is_caught(monkeypatch):
   final = phases.Verify.final
 
@@ -62,6 +62,7 @@ def test_a_bonus_token_from_the_verifier_is_caught(monkeypatch):
   assert off('ensemble_sd') > 0.01
 
 
+@pytest.mark.full
 def test_a_cascade_that_forgets_that_its_target_reads_q_is_caught():
   # Drafting γ tokens, scoring all and drawing a bonus token needs q after the block; p is not the target there.
   method = methods.speculative(bound('opt'), block=2)
@@ -71,6 +72,7 @@ def test_a_cascade_that_forgets_that_its_target_reads_q_is_caught():
   assert off('speculative opt', method.replace(phases=(propose, score, verify))) > 0.01
 
 
+@pytest.mark.full
 def test_a_residual_that_is_not_normalised_is_caught(monkeypatch):
   # A draw that takes its weights for probabilities gives what is missing to the last token.
   def absolute(weights, u, layout):
@@ -84,11 +86,13 @@ def test_a_residual_that_is_not_normalised_is_caught(monkeypatch):
   assert late('speculative') < FALSE_ALARM
 
 
+@pytest.mark.long
 def test_a_residual_that_is_not_clipped_is_caught(monkeypatch):
   monkeypatch.setattr(sampling, 'residual', lambda pi, q: pi)
   assert off('speculative speculative') > 0.01
 
 
+@pytest.mark.long
 def test_q_compared_in_another_type_than_it_was_drawn_in_is_caught():
   def rounded(trial):
     coarse = trial.window.probs.astype(jnp.float8_e4m3fn).astype(jnp.float32)
@@ -111,6 +115,7 @@ class Lowest(sampling.Noise):
       return keyed.accept(numerator, denominator, position, start)[0], self
 
 
+@pytest.mark.full
 def test_an_accept_test_with_at_most_lets_impossible_tokens_through(monkeypatch):
   def impossible():
     """Count emitted tokens that the target gives no mass, with u = 0 at every test."""
@@ -133,6 +138,7 @@ def test_an_accept_test_with_at_most_lets_impossible_tokens_through(monkeypatch)
   assert impossible() > 0
 
 
+@pytest.mark.long
 def test_discarding_a_token_for_what_it_is_is_caught():
   # The published speculative verification drops the first token that it does not verify and draws another.
   method, models, _ = METHODS['sv_exact']
@@ -140,6 +146,7 @@ def test_discarding_a_token_for_what_it_is_is_caught():
   assert off('sv_exact', method.replace(phases=phases)) > 0.003
 
 
+@pytest.mark.long
 def test_one_key_for_two_rounds_of_block_verification_is_caught():
   # It drops tokens that it has looked at, so they may not be drawn again with the same number.
   name = 'block verification'
@@ -147,6 +154,7 @@ def test_one_key_for_two_rounds_of_block_verification_is_caught():
   assert late(name, LATE[name][0].accepting(accept), 131_072) < FALSE_ALARM
 
 
+@pytest.mark.long
 def test_a_deferral_read_from_a_draft_that_ran_out_is_caught():
   # Where a draft ends by its length, the next token is the verifier's, not a token of a rule that was not asked.
   method, models, _ = METHODS['token_cascade chow']
@@ -165,7 +173,8 @@ SHARED = {  # the purpose whose number is drawn in the place of each
 }
 
 
-@pytest.mark.parametrize('name', SHARED)
+@pytest.mark.full
+@pytest.mark.parametrize('name', long_but(SHARED, ['one key for two purposes']))
 def test_noise_that_purposes_share_is_caught(monkeypatch, name):
   uniform = sampling.Keyed.uniform
   shared = lambda self, position, purpose, start: uniform(self, position, SHARED[name](purpose), start)
@@ -173,6 +182,7 @@ def test_noise_that_purposes_share_is_caught(monkeypatch, name):
   assert late('speculative') < FALSE_ALARM
 
 
+@pytest.mark.long
 def test_arg_max_drafts_tested_with_a_soft_law_are_caught(monkeypatch):
   # A drafter that proposes its likeliest token has a one-hot distribution, whatever its softmax says.
   def likeliest(self, weights, position, purpose, start):
@@ -191,6 +201,7 @@ def filtered_first(sampler, logits):
   return sampling.softmax(sampling.keep_top_p(logits, sampler.top_p[:, None]) / sampler.temperature[:, None])
 
 
+@pytest.mark.long
 def test_filters_before_the_temperature_for_the_bonus_alone_are_caught(monkeypatch):
   final = phases.Verify.final
 
@@ -202,6 +213,7 @@ def test_filters_before_the_temperature_for_the_bonus_alone_are_caught(monkeypat
   assert off('speculative speculative', setting=FILTERS) > 0.003
 
 
+@pytest.mark.long
 def test_a_draft_drawn_from_a_rounded_law_and_tested_with_the_exact_one_is_caught(monkeypatch):
   draw = enumeration.Enumerated.draw
 
@@ -237,6 +249,7 @@ def block_with(*, capped=True, from_left=True):
   return accept
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('changed', [dict(capped=False), dict(from_left=False)], ids=str)
 def test_block_verification_in_another_form_is_caught(changed):
   name = 'speculative block verification'

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from matching import having
 import numpy as np
 import pytest
-from tiers import quick
+from tiers import long_but
 from vocabularies import byte_level
 
 import speccascade
@@ -57,7 +57,8 @@ say = functools.partial(run, models=LETTERED, max_new_tokens=40, sampler=Sampler
 ALONE = [(name, size, range(6)) for name in METHODS for size in (None, 2)]
 
 
-@pytest.mark.parametrize('name, batch_size, rows', quick([('opt', 2, (1, 3, 4)), *ALONE], [('opt', 2, (1, 3, 4))], []))
+@pytest.mark.full
+@pytest.mark.parametrize('name, batch_size, rows', long_but([('opt', 2, (1, 3, 4)), *ALONE], [('opt', 2, (1, 3, 4))]))
 def test_each_request_is_decoded_as_if_it_were_alone(name, batch_size, rows):
   together = run(METHODS[name], WITH_EOS, DIFFERENT, batch_size=batch_size, seed=3)
   for i in rows:
@@ -69,6 +70,7 @@ def test_each_request_is_decoded_as_if_it_were_alone(name, batch_size, rows):
     assert together.stats.emitted[i] == alone.stats.emitted[0]
 
 
+@pytest.mark.full
 def test_what_a_request_leaves_out_is_the_calls():
   sampler = Sampler(0.8, top_k=3)
   plain = run(OPT, PAIR, [[1, 2], [3]], sampler=sampler, seed=4)
@@ -78,6 +80,7 @@ def test_what_a_request_leaves_out_is_the_calls():
   assert run(OPT, PAIR, said, max_new_tokens=None, seed=9, example_ids=[5]).tokens[0] == plain.tokens[0]
 
 
+@pytest.mark.full
 def test_rows_end_for_the_reason_that_is_given():
   requests = [
     Request([1, 2], temperature=0.0, max_new_tokens=2, logit_bias={6: -np.inf}),
@@ -115,7 +118,7 @@ def test_a_stop_string_that_is_a_special_token_is_a_stop_token(tmp_path, stop):
   assert out.tokens == [[4, 4, 1]] and out.finish_reasons == ('stop',) and out.texts == [tokenizer.decode([4, 4])]
 
 
-@pytest.mark.parametrize('name', quick(METHODS, ['opt'], []))
+@pytest.mark.parametrize('name', long_but(METHODS, ['opt']))
 def test_a_stop_string_cuts_the_text_before_it(name):
   whole = say(METHODS[name], prompts='bc')
   text = whole.texts[0]
@@ -138,6 +141,7 @@ def test_stop_strings_are_looked_for_behind_the_least_length(where):
   assert at < 0 or spell(out.tokens[0]) == text[: at + len(text[where])]
 
 
+@pytest.mark.long
 def test_a_stop_string_before_a_fault_ends_a_row_and_one_behind_it_does_not():
   method = METHODS['speculative']
   text = say(method, prompts='bc').texts[0]
@@ -158,6 +162,7 @@ def test_models_with_a_tokenizer_of_ones_own_share_tokens_where_they_have_as_man
     run(METHODS['speculative'], [other, LETTERED[1]], 'bc')
 
 
+@pytest.mark.full
 def test_samples_of_a_prompt_share_its_prefill_and_differ(monkeypatch):
   read = []
   real = engine.Engine.prefill
@@ -200,7 +205,8 @@ def test_a_smaller_memory_drafts_less_and_no_memory_changes_a_coupled_text(encod
   assert one.tokens == other.tokens
 
 
-@pytest.mark.parametrize('encoder', quick([False, True], [False], []))
+@pytest.mark.long
+@pytest.mark.parametrize('encoder', long_but([False, True], [False]))
 def test_a_prompt_lookup_that_remembers_drafts_repeated_tasks_and_changes_no_greedy_text(encoder):
   plain, kept = looked_up([of_size(0), of_size(512)], Sampler(0.0), encoder)
   assert plain.tokens == kept.tokens
@@ -238,6 +244,7 @@ def test_a_memory_has_the_latest_texts_and_none_follows_another():
   assert (after(0, 1) == 0).all() and (after(1, 6) == 0).all()  # the ends of texts
 
 
+@pytest.mark.full
 def test_likeliest_tokens_are_those_of_the_verifier():
   out = run(METHODS['speculative'], PAIR, [Request([1, 2], logprobs=3), Request([3], logprobs=1), [4]], trace=True)
   assert out.top_logprobs[2] is None and [len(x) for x in out.top_logprobs[1]] == [1] * 9
@@ -248,6 +255,7 @@ def test_likeliest_tokens_are_those_of_the_verifier():
       assert token not in top or top[token] == pytest.approx(chosen, abs=1e-6)
 
 
+@pytest.mark.long
 def test_a_sequence_cascade_gives_the_likeliest_tokens_of_the_model_that_answered():
   ask = functools.partial(
     run, models=PAIR, prompts=[Request([1, 2], logprobs=2), [3], Request([4], logprobs=1)], sampler=Sampler(0.0)
@@ -262,7 +270,7 @@ def test_a_sequence_cascade_gives_the_likeliest_tokens_of_the_model_that_answere
       assert list(top) == list(expected) and top == pytest.approx(expected)
 
 
-@pytest.mark.parametrize('name', quick([*METHODS, *SEQUENCE], ['opt', *SEQUENCE], []))
+@pytest.mark.parametrize('name', long_but([*METHODS, *SEQUENCE], ['opt']))
 def test_a_processor_shapes_every_models_distribution(name):
   def alternate(logits, tokens, count):  # after an even token an odd one, and the other way round
     return jnp.where((jnp.arange(7) + tokens[count - 1]) % 2 == 1, logits, -jnp.inf)
@@ -273,6 +281,7 @@ def test_a_processor_shapes_every_models_distribution(name):
     assert set(np.diff([prompt[-1], *tokens]) % 2) == {1}
 
 
+@pytest.mark.full
 def test_a_row_without_a_law_ends_as_a_fault_and_the_others_go_on():
   def half(q, p):
     return jnp.where(p.logits[..., :1] > 100, 0.5 * p.probs, p.probs)
@@ -346,7 +355,8 @@ def test_a_fault_names_its_cause(large, processor, settings, said):
   assert ('weights' in str(caught.value)) == (large is SICK) != (REMEDY in str(caught.value))
 
 
-@pytest.mark.parametrize('temperature', quick([0.0, 1.0], [0.0], []))
+@pytest.mark.full
+@pytest.mark.parametrize('temperature', long_but([0.0, 1.0], [0.0]))
 def test_a_drafter_without_a_law_drafts_nothing_there(temperature):
   table = np.asarray(PAIR[0].params['table']).copy()
   table[::3] = np.nan
@@ -412,6 +422,7 @@ def test_the_beginning_of_a_stop_string_and_half_a_character_are_held_back(text,
   assert results._complete_part(text, ('STOP', '.END')) == kept
 
 
+@pytest.mark.full
 def test_a_stream_and_stop_strings_compile_one_loop():
   prompts = [Request([1, 2]), Request([3], stop='gg'), *[[i] for i in range(5)]]
   settings = dict(prompts=prompts, max_new_tokens=40, batch_size=3)
@@ -433,6 +444,7 @@ def test_prompts_may_be_a_text_or_chat_or_a_generator():
   assert len({say(OPT, prompts=prompts).texts[0] for prompts in forms}) == 1
 
 
+@pytest.mark.full
 def test_requests_of_other_numbers_compile_nothing():
   some = lambda **numbers: lambda: run(OPT, PAIR, [Request([1, 2], **numbers), Request([3])], sampler=Sampler(1.0))
   assert traces(
@@ -442,6 +454,7 @@ def test_requests_of_other_numbers_compile_nothing():
   ) == [1, 0, 0]
 
 
+@pytest.mark.long
 def test_rules_share_what_makes_a_first_batch_and_methods_the_prefill_of_a_network():
   programs = loop.begin, loop.prefill
   for program in programs:
@@ -453,7 +466,8 @@ def test_rules_share_what_makes_a_first_batch_and_methods_the_prefill_of_a_netwo
   assert made == [[1, 1], [1, 1], [2, 1]]  # the toys are one network
 
 
-@pytest.mark.parametrize('batch_size', quick([None, 3], [None], []))
+@pytest.mark.long
+@pytest.mark.parametrize('batch_size', long_but([None, 3], [None]))
 def test_how_many_second_answers_a_sequence_cascade_gives_compiles_nothing(batch_size):
   prompts = [Request([1, 2], max_new_tokens=40), Request([3], min_p=0.1), [4], [5, 4], [1] * 20]
   ask = lambda method, **more: run(method, PAIR, prompts, sampler=Sampler(1.0), batch_size=batch_size, **more)
@@ -468,7 +482,7 @@ def test_how_many_second_answers_a_sequence_cascade_gives_compiles_nothing(batch
   assert all(x == made[0] for x in made)
 
 
-@pytest.mark.parametrize('method', quick([OPT, methods.sequence_cascade(threshold=np.inf)], [OPT], []))
+@pytest.mark.parametrize('method', long_but([OPT, methods.sequence_cascade(threshold=np.inf)], [OPT]))
 def test_a_bar_says_how_many_rows_have_ended(method, capsys):
   run(method, PAIR, [[i] for i in range(6)], batch_size=2, progress=True)
   assert '6/6' in capsys.readouterr().err
@@ -514,6 +528,7 @@ def test_errors_name_the_prompt_and_the_value(call, message):
     run(OPT, PAIR, **dict(prompts=[[1]]) | call)
 
 
+@pytest.mark.full
 def test_a_request_with_a_seed_of_its_own_is_the_same_in_any_company():
   mine, ask = Request([1, 2], seed=7, n=2), functools.partial(run, OPT, PAIR, sampler=Sampler(1.0))
   alone = ask(mine).tokens
@@ -536,6 +551,7 @@ def test_a_row_holds_its_own_bytes_alone():
   assert len(arrays) > 8 and all(x.base is None for x in arrays) and sum(x.nbytes for x in arrays) < 1000
 
 
+@pytest.mark.long
 def test_a_table_that_is_bound_to_a_processor_is_an_argument():
   def allow(logits, tokens, count, table):
     return jnp.where(table[tokens[count - 1]], logits, -jnp.inf)
@@ -623,6 +639,7 @@ def test_runs_are_bounded_and_the_texts_are_the_same(monkeypatch):
   assert bounds[:3] == [2, 4, 8]
 
 
+@pytest.mark.long
 def test_texts_of_one_length_after_each_other_are_progress():
   prompts = [[1, 2], [2, 3], [3, 4], [4, 5]]
   ended = run(methods.autoregressive(), [LARGE], prompts, max_new_tokens=4)
@@ -656,6 +673,7 @@ def test_rows_that_ended_are_given_before_what_went_wrong(monkeypatch):
   assert len(found) >= 2
 
 
+@pytest.mark.long
 def test_a_rotary_model_warns_beyond_the_positions_it_was_made_for():
   network = Decoder(DecoderConfig(7, 8, 2, 2, 4, 8, spans=(Span(),), context=12))
   model = Model(network.init(jax.random.key(0)), network, name='short')
@@ -666,6 +684,7 @@ def test_a_rotary_model_warns_beyond_the_positions_it_was_made_for():
     run(methods.autoregressive(), [model], [[1, 2, 3]])
 
 
+@pytest.mark.full
 def test_a_prompt_beyond_the_positions_of_a_rotary_model_is_refused_or_truncated():
   network = Decoder(DecoderConfig(17, 8, 2, 2, 4, 8, spans=(Span(),), context=12))
   model = Model(network.init(jax.random.key(0)), network, name='short')

@@ -142,6 +142,7 @@ def test_a_run_in_a_bucket_is_that_on_a_disk(folder, tmp_path):
     runner.run([QUICK], folder, config='a = 2\n')
 
 
+@pytest.mark.full
 def test_shards_in_a_bucket_are_merged_to_one_processs_bytes(folder, tmp_path):
   runner.run([QUICK], tmp_path / 'disk', config='a = 1\n')
   assert share(QUICK, folder, 1) == share(QUICK, folder, 0) == []
@@ -191,6 +192,7 @@ def test_data_is_read_from_a_bucket(folder):
     files.lines(str(folder / 'z.txt'))
 
 
+@pytest.mark.full
 def test_a_checkpoint_is_loaded_from_a_bucket(folder, tmp_path, capsys):
   model = Model(NETWORK.init(jax.random.key(0)), NETWORK)
   saved = orbax.save(tmp_path / 'small', model)

@@ -14,7 +14,7 @@ from matching import says
 import numpy as np
 import pytest
 from runs import finish, GOOD, lines_in, same_bytes, start, wait_until, written
-from tiers import quick
+from tiers import long_but
 
 import speccascade
 from speccascade.checkpoints import orbax
@@ -227,7 +227,7 @@ def pair(tmp_path_factory):
 
 @pytest.mark.parametrize(
   ('data', 'parts', 'victim'),
-  quick([(1, 4, 1), (2, 2, 0)], [], []),
+  long_but([(1, 4, 1), (2, 2, 0)], []),
 )
 def test_a_model_cut_over_two_processes_decodes_what_it_does_in_one(pair, data, parts, victim):
   folder, shape = pair.parent / f'{data}x{parts}', f"--gin.mesh.shape={{'data': {data}, 'model': {parts}}}"
@@ -265,7 +265,7 @@ def test_what_the_first_process_cannot_do_is_one_error_of_both(tmp_path):
     assert code == 1 and not out and err.splitlines()[-1].startswith('error: ') and 'thesis.tex' in err
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_process_of_several_that_is_told_to_end_does(tmp_path):
   config = written(tmp_path)
   alone = environment(address(), 0) | dict(JAX_NUM_PROCESSES='1', TOYS_SLEEP='60')

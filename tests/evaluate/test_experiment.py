@@ -169,6 +169,7 @@ def test_the_description_changes_with_the_source_of_a_rule_of_ones_own(tmp_path,
   assert describe('p.probs') == first != describe('q.probs')
 
 
+@pytest.mark.full
 def test_the_description_changes_with_the_weights(tmp_path):
   def describe(seed):
     network = T5(T5Config(12, 16, 2, 8, 32, 1, 1))

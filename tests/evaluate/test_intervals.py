@@ -57,6 +57,7 @@ def test_few_groups_have_no_interval_and_seven_a_wider_one_than_their_resamples(
   assert wider[0] < resampled[0] and wider[1] > resampled[1] and intervals.reached(speeds, 5) is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('batch', interval_coverage.BATCHES)
 def test_intervals_have_the_true_speed_up_as_often_as_they_say_or_are_none(batch):
   for groups in (2, 4):

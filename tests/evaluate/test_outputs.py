@@ -26,6 +26,7 @@ def test_a_chart_that_cannot_be_drawn_is_a_warning(tmp_path, monkeypatch, capsys
   assert {'results.json', 'summary.csv', 'report.html'} <= {p.name for p in tmp_path.iterdir()}
 
 
+@pytest.mark.full
 def test_names_may_have_any_signs(tmp_path, capsys):
   names = ['{', '{0}', '{ratio}', '%s', '$x', '<b>', '|']
   for name in names:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiers import quick
+from tiers import long_but
 
 from speccascade import checkpoints, methods, Sampler
 from speccascade.checkpoints import hf
@@ -275,7 +275,8 @@ def figures(made: Sequence[Experiment], chips: str) -> tuple[float, float]:
 FIRST = list({re.search(r'papers/\S+', row['command'])[0]: row for row in reversed(RUNS)}.values())  # of each config
 
 
-@pytest.mark.parametrize('row', quick(RUNS, FIRST, []), ids=lambda row: row['item'])
+@pytest.mark.full
+@pytest.mark.parametrize('row', long_but(RUNS, FIRST), ids=lambda row: row['item'])
 def test_the_config_of_a_row_builds_and_its_figures_are_right(row, prepared):
   made = experiments(command_of(row))
   for experiment in made:
@@ -305,7 +306,8 @@ EVERY = list(itertools.product(PAIRS, TASKS))
 FEW = list(zip(PAIRS, itertools.cycle(TASKS)))
 
 
-@pytest.mark.parametrize('pair, cell', quick(EVERY, [], FEW))
+@pytest.mark.full
+@pytest.mark.parametrize('pair, cell', long_but(EVERY, FEW))
 def test_every_pair_and_task_of_collaborative_decoding_is_a_cell(pair, cell, prepared):
   known = {row['cell'] for row in published.read()}
   (table,) = [name for name in ('table2', 'table3') if f'cos/{name}/{pair}/{cell}' in known]

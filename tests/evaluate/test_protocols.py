@@ -10,7 +10,7 @@ from emitted import traces
 import jax
 import numpy as np
 import pytest
-from tiers import quick
+from tiers import long_but
 import toys
 
 from speccascade import decode, embedded, methods, rules, Sampler
@@ -70,6 +70,7 @@ def _lines(path, point=None):
 # ---- quality ----
 
 
+@pytest.mark.full
 def test_every_line_is_what_decoding_that_example_alone_gives(models, quality):
   lines = _lines(quality)
   assert len(lines) == 2 * 5 * 10
@@ -135,7 +136,8 @@ def test_what_follows_a_stop_string_is_not_decoded():
 # ---- compilation ----
 
 
-@pytest.mark.parametrize('batch', quick([1, 3], [3], []))
+@pytest.mark.long
+@pytest.mark.parametrize('batch', long_but([1, 3], [3]))
 def test_a_sweep_over_a_split_with_a_rest_compiles_once(loaded, tmp_path, batch):
   sweep = Curve('diff', methods.speculative, rules.diff, 'alpha', (0.0, 0.1, 0.2, 0.3), {'block': 2})
   experiment = dataclasses.replace(
@@ -146,6 +148,7 @@ def test_a_sweep_over_a_split_with_a_rest_compiles_once(loaded, tmp_path, batch)
   assert traces(run, times) == [2, 0]  # one program for each method, queued or not
 
 
+@pytest.mark.long
 def test_one_program_serves_temperature_0_too_with_the_same_lines(loaded, quality, tmp_path):
   shared = dataclasses.replace(EXPERIMENT, one_program=True)
   found = []
@@ -238,6 +241,7 @@ def test_passes_that_are_timed_in_turn_are_those_asked_for():
   assert rounds > 2 and made == {(1, 1): 3 * rounds, (2, 4): rounds}
 
 
+@pytest.mark.long
 def test_a_queue_has_a_steady_part_and_one_batch_a_prefill(loaded, tmp_path):
   curves = [TARGET, dataclasses.replace(OPT, values=(0.3,)), Curve('seq', methods.sequence_cascade)]
   sizes = dict(curves=curves, temperatures=(1.0,), latency_examples=6, latency_batches=(2,), latency_trials=2)
@@ -372,6 +376,7 @@ def test_quality_has_an_interval_and_counts_add_up(quality):
   assert texts[0] != texts[1] and 0 < sum(p['counts']['cut_off'] for p in points) < len(points)
 
 
+@pytest.mark.long
 def test_calls_of_the_large_model_are_counted_for_every_method(loaded, tmp_path):
   chow = functools.partial(rules.chow, alpha=0.3)
   curves = [

@@ -14,7 +14,7 @@ import paired
 import pytest
 import reading
 from reading import Tokens
-from tiers import quick
+from tiers import long_but
 import train_rules
 from train_rules import fit, LOSSES
 
@@ -133,7 +133,8 @@ def test_losses_are_their_definitions():
     np.testing.assert_allclose(loss(jnp.float32(outputs), some), expected[name], rtol=1e-5)
 
 
-@pytest.mark.parametrize('loss, alone', quick([(n, x) for n in LOSSES for x in (0, 1)], [('expected', 1)], []))
+@pytest.mark.full
+@pytest.mark.parametrize('loss, alone', long_but([(n, x) for n in LOSSES for x in (0, 1)], [('expected', 1)]))
 def test_a_head_learns_where_the_drafter_errs(loss, alone):
   weights = fit(LOSSES[loss], tokens(4000), alone=alone, steps=600)
   new = tokens(300, seed=1)
@@ -147,6 +148,7 @@ def test_a_head_learns_where_the_drafter_errs(loss, alone):
 # ---- what both models make of texts ----
 
 
+@pytest.mark.long
 def test_what_is_read_is_what_the_models_make_of_the_texts(models, read):
   texts = reading.references(models, embedded.task(count=4))
   assert read.token.tolist() == [t for _, target in texts for t in target]
@@ -176,6 +178,7 @@ def test_a_text_has_the_drafters_tokens_wherever_they_do_not_matter(models):
 # ---- training, and decoding by what was trained ----
 
 
+@pytest.mark.long
 def test_a_rule_is_trained_compared_and_decoded_by(models, read, tmp_path, monkeypatch, capsys):
   train_rules.train('expected', read, tmp_path / 'expected.json', steps=20, hidden=4)
   train_rules.train('alone', read, tmp_path / 'alone.json', steps=2, hidden=4)
@@ -246,6 +249,7 @@ def test_curves_of_a_run_are_compared_on_the_same_texts(tmp_path, monkeypatch, c
 # ---- an α for each slot ----
 
 
+@pytest.mark.long
 def test_the_loop_decodes_by_the_alphas_that_were_chosen(models, read, tmp_path, capsys):
   rows = by_slot.choose(read, tmp_path / 'greedy.json', greedy=True, costs=(0.2, 0.5), block=3)
   assert json.loads((tmp_path / 'greedy.json').read_text()) == rows and 'cost 0.5: α = (' in capsys.readouterr().out

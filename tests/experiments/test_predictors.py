@@ -34,6 +34,7 @@ def test_a_curve_and_a_table_that_were_held_out_tell_what_there_is_to_tell():
   assert measure_signals.explained(accept, learned) > best - 0.05
 
 
+@pytest.mark.long
 def test_speeds_are_over_plain_decoding_and_a_better_predictor_is_no_slower():
   some = samples()
   known = {name: some[name] for name in ('drawn_q', 'max_q')}

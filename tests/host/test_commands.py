@@ -6,7 +6,7 @@ import sys
 
 from matching import says
 import pytest
-from tiers import quick
+from tiers import long_but
 
 from speccascade.host import commands, multihost, storage
 
@@ -39,19 +39,22 @@ def test_a_stream_that_is_closed_ends_no_command(how, printed):
   assert (out.returncode, out.stdout) == (0, printed) and 'Traceback' not in out.stderr
 
 
-@pytest.mark.parametrize('unbuffered', quick(['', '1'], [''], []))
+@pytest.mark.full
+@pytest.mark.parametrize('unbuffered', long_but(['', '1'], ['']))
 def test_a_command_whose_output_nobody_reads_ends_as_other_tools_do(unbuffered, tmp_path):
   errors = tmp_path / 'errors'
   out = ran('{} 2>"$ERRORS" | sleep 0; exit ${{PIPESTATUS[0]}}', PYTHONUNBUFFERED=unbuffered, ERRORS=str(errors))
   assert out.returncode == 141 and 'rror' not in errors.read_text()
 
 
+@pytest.mark.full
 def test_any_environment_and_any_encoding_will_do():
   out = ran('unset HOME XDG_CACHE_HOME; {}', '-OO', TQDM_MININTERVAL='x', PYTHONIOENCODING='ascii')
   assert (out.returncode, out.stdout) == (0, '\\u03b3 True\n') and says(out.stderr, 'TQDM_', "'x'")
   assert 'Traceback' not in out.stderr
 
 
+@pytest.mark.full
 def test_a_disk_without_room_for_what_is_printed_is_one_sentence():
   out = ran('{} >/dev/full')
   assert out.returncode == 1 and says(out.stderr.splitlines()[-1], 'error: ', 'No space left')

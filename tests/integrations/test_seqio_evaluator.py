@@ -10,6 +10,7 @@ import jax
 from matching import having
 import numpy as np
 import pytest
+from tiers import long_but
 
 with warnings.catch_warnings():
   warnings.simplefilter('ignore')  # of TensorFlow's and seqio's imports
@@ -84,7 +85,10 @@ class Seen:
   calls = []
 
 
-@pytest.mark.parametrize('temperature, encoder', [(0.0, True), (1.0, False)], ids=['encoder-decoder', 'decoder'])
+RUNS = [(0.0, True), (1.0, False)]
+
+
+@pytest.mark.parametrize('temperature, encoder', long_but(RUNS, RUNS[:1]), ids=['encoder-decoder', 'decoder'])
 def test_an_evaluator_sees_what_decode_gives(task, byt5, encoder, temperature):
   pair = models(byt5, encoder)
   method, settings = methods.speculative(block=2), dict(max_new_tokens=NEW, sampler=Sampler(temperature), seed=3)
@@ -96,6 +100,7 @@ def test_an_evaluator_sees_what_decode_gives(task, byt5, encoder, temperature):
   assert predictions == decode(method, pair, PROMPTS, **settings).texts
 
 
+@pytest.mark.full
 def test_predictions_are_in_order_and_rectangular(byt5):
   import tensorflow as tf
 
@@ -110,6 +115,7 @@ def test_predictions_are_in_order_and_rectangular(byt5):
   assert found == {i: row + [1] * (longest - len(row)) for i, row in enumerate(direct.tokens)}
 
 
+@pytest.mark.full
 def test_t5xs_keywords_are_taken_and_its_parameters_used():
   import tensorflow as tf
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from matching import having
 import numpy as np
 import pytest
+from tiers import long_but
 
 from speccascade import decode, methods, Sampler
 from speccascade.checkpoints import hf
@@ -51,6 +52,7 @@ def large():
   return small(2)
 
 
+@pytest.mark.full
 def test_a_step_gives_what_decode_gives_padded_with_zeros(large):
   tokens, stats = step()(core.freeze(large.params), BATCH, jax.random.PRNGKey(0))
   out = decode(methods.speculative(block=2), [small(), large], PROMPTS, max_new_tokens=6, sampler=Sampler(0.0))
@@ -59,6 +61,7 @@ def test_a_step_gives_what_decode_gives_padded_with_zeros(large):
   assert stats['calls'].shape == (3, 2) and not stats['fault'].any()
 
 
+@pytest.mark.long
 def test_calls_are_by_model_also_where_some_models_are_left_out(large):
   models, method = [small(), small(), large], methods.speculative(block=2, pair=(0, 2))
   _, stats = t5x.decode_batch(method, models, BATCH, sampler=Sampler(0.0))
@@ -66,7 +69,7 @@ def test_calls_are_by_model_also_where_some_models_are_left_out(large):
   assert stats['calls'].T.tolist() == out.stats.calls.tolist() and not out.stats.calls[1].any()
 
 
-@pytest.mark.parametrize('make', [jax.random.PRNGKey, jax.random.key])
+@pytest.mark.parametrize('make', long_but([jax.random.PRNGKey, jax.random.key], [jax.random.PRNGKey]))
 def test_noise_comes_from_the_key_and_differs_between_rows(large, make):
   same = {**BATCH, 'encoder_input_tokens': np.tile(BATCH['encoder_input_tokens'][:1], (3, 1))}
   sampled = step(1.0)
@@ -75,6 +78,7 @@ def test_noise_comes_from_the_key_and_differs_between_rows(large, make):
   assert len({tuple(row) for row in first}) > 1
 
 
+@pytest.mark.long
 def test_scanned_parameters_are_those_they_were_made_of(large):
   scanned = axes.scan(large.params, large.network.config)
   plain, found = (step()(params, BATCH, jax.random.PRNGKey(0))[0] for params in (large.params, scanned))

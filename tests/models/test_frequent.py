@@ -10,7 +10,7 @@ from matching import having, says
 import numpy as np
 import pytest
 import reference
-from tiers import quick
+from tiers import long_but
 
 from speccascade import checkpoints, decode, embedded, methods, models, rules, Sampler
 from speccascade.backends.quantised import quantised
@@ -49,7 +49,7 @@ def logits_of(model: Model, tokens) -> np.ndarray:
   return np.asarray(_logits(model.network, model.params, jnp.array(tokens)))
 
 
-@pytest.mark.parametrize('name', quick(NETWORKS, ['a projected head', 'int8, tied', 'T5'], []))
+@pytest.mark.parametrize('name', long_but(NETWORKS, ['int8, tied']))
 def test_it_has_the_models_logits_at_its_tokens_and_no_others(name):
   network = NETWORKS[name]
   model = Model(network.init(jax.random.key(0)), network)
@@ -63,6 +63,7 @@ def test_it_has_the_models_logits_at_its_tokens_and_no_others(name):
   assert jax.tree.structure(made.network.param_axes()) == jax.tree.structure(shapes, is_leaf=lambda x: type(x) is tuple)
 
 
+@pytest.mark.full
 def test_a_program_reads_no_row_of_another_token():
   model = Model(NETWORKS['a head of its own'].init(jax.random.key(0)), NETWORKS['a head of its own'])
   made = models.frequent(model, TOKENS)
@@ -79,7 +80,8 @@ SAMPLERS = {}, dict(temperature=0.7, top_k=2)
 DRAWN = [(name, sampler) for name in ('speculative', 'opt', 'token_v3') for sampler in SAMPLERS]
 
 
-@pytest.mark.parametrize('name, sampler', quick(DRAWN, DRAWN[3:4], []))
+@pytest.mark.full
+@pytest.mark.parametrize('name, sampler', long_but(DRAWN, DRAWN[3:4]))
 def test_what_is_emitted_follows_the_target_of_the_renormalised_distribution(name, sampler):
   rule = functools.partial(getattr(rules, name), **({} if name == 'speculative' else {'alpha': 0.3}))
   pair = [DRAFTER, LARGE]
@@ -99,7 +101,8 @@ def whole(made: Model) -> Model:
   return Model(own, made.network.drafter)
 
 
-@pytest.mark.parametrize('early', quick([False, True], [False], []))
+@pytest.mark.full
+@pytest.mark.parametrize('early', long_but([False, True], [False]))
 def test_greedy_texts_are_the_verifiers(early):
   small, large = embedded.models()
   drafter = layerskip.layerskip(large, 1) if early else small
@@ -119,6 +122,7 @@ def test_an_early_exit_with_a_head_of_its_own_shares_the_models_cache():
   assert made.network.shares_cache(made.params, large.network, large.params)
 
 
+@pytest.mark.long
 def test_a_quantised_drafter_is_cut_as_it_is():
   network = NETWORKS['a head of its own']
   params = network.init(jax.random.key(0))
@@ -153,6 +157,7 @@ def test_a_path_names_the_tokens_of_a_file(tmp_path):
   assert checkpoints.digest(path) != found.digest
 
 
+@pytest.mark.long
 def test_the_plan_says_how_many_tokens_it_has():
   costs = {1: Costs(0.1, {1: 1.0, 2: 1.0, 3: 1.0})}
   (line,) = plan([DRAFTER, LARGE], [[2, 2, 1], [2, 0]], blocks=(1, 2), max_new_tokens=6, costs=costs).overlaps

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiers import quick
+from tiers import long_but
 
 from speccascade import decode, methods, Sampler
 from speccascade.checkpoints.hf import FAMILIES, network_from_config
@@ -35,7 +35,11 @@ def weights(network, seed: int):
   return jax.tree_util.tree_map_with_path(draw, network.param_shapes())
 
 
-@pytest.mark.parametrize('name', list(CASES))
+OF_EACH_KIND = ['t5_v1_1', 'llama2', 'opt', 'gemma3', 'mixtral', 'olmo2']
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('name', long_but(CASES, OF_EACH_KIND))
 def test_logits_are_the_reference_s(name):
   case = CASES[name]
   network = network_from_config(case['config'])
@@ -58,8 +62,9 @@ def test_every_family_of_transformers_has_golden_numbers():
   assert {case['config']['model_type'] for case in CASES.values()} >= {n for n, f in FAMILIES.items() if f.hf}
 
 
+@pytest.mark.long
 # experts, and windows and two ropes
-@pytest.mark.parametrize('name', quick([n for n, f in FAMILIES.items() if f.tiny], ['mixtral', 'gemma3_text'], []))
+@pytest.mark.parametrize('name', long_but([n for n, f in FAMILIES.items() if f.tiny], ['gemma3_text']))
 def test_drafts_of_a_family_leave_its_greedy_texts_as_they_are(name):
   network = network_from_config({'model_type': name, **FAMILIES[name].tiny})
   large = Model(weights(network, 0), network, name='large')

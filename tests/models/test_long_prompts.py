@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiers import quick
+from tiers import long_but
 
 from speccascade import backends, decode, methods, Sampler
 from speccascade.backends import base, Offsets
@@ -35,9 +35,10 @@ def prompts(rows: int, width: int) -> Prompt:
   return Prompt(jnp.asarray(tokens, jnp.int32), jnp.arange(width, width - 9 * rows, -9))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'name, scan',
-  quick([(n, s) for n in LAYOUTS for s in (False, True)], [('plain', True), ('cpu', False)], []),
+  long_but([(n, s) for n in LAYOUTS for s in (False, True)], [('plain', True)]),
 )
 def test_a_prompt_in_chunks_is_read_as_at_once(name, scan, monkeypatch):
   network = dataclasses.replace(WINDOWED, scan=scan, backend=LAYOUTS[name])
@@ -58,7 +59,8 @@ OFFSETS = {
 }
 
 
-@pytest.mark.parametrize('name', quick(OFFSETS, ['by layer', 'windows'], []))
+@pytest.mark.long
+@pytest.mark.parametrize('name', long_but(OFFSETS, ['by layer']))
 def test_a_bias_by_offsets_is_that_of_every_pair(name, monkeypatch):
   network = OFFSETS[name]
   params = network.init(jax.random.key(0))
@@ -81,7 +83,8 @@ def test_offsets_are_expanded_for_some_queries(first, count):
   np.testing.assert_array_equal(found[0, 0, : len(expected)], expected)
 
 
-@pytest.mark.parametrize('network', quick([WINDOWED, ENCDEC, GEMMA], [], [ENCDEC]))
+@pytest.mark.full
+@pytest.mark.parametrize('network', long_but([WINDOWED, ENCDEC, GEMMA], [ENCDEC]))
 def test_memory_to_read_prompts_does_not_grow_with_the_square_of_their_length(network):
   def held(width):
     prompt = Prompt(*(jax.ShapeDtypeStruct(s, jnp.int32) for s in ((2, width), (2,))))

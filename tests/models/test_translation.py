@@ -14,7 +14,7 @@ from matching import having, says
 import numpy as np
 import pytest
 import reference
-from tiers import quick
+from tiers import long_but
 from trained import corpus, NEW, PAIRS, prompts
 
 import speccascade
@@ -108,6 +108,7 @@ def test_the_distribution_is_the_published_one_on_the_intersection(verifiers):
   assert np.minimum(p, expected / expected.sum()).sum() > np.minimum(p, expected).sum()  # than without renormalising
 
 
+@pytest.mark.long
 def test_the_first_draft_is_accepted_as_often_as_the_intersection_allows():
   q, p = (reference.softmax(reference.table_logits(m, PROMPT)) for m in FOREIGN_PAIR)
   rows = 4000
@@ -125,6 +126,7 @@ def with_bytes(model: Model, folder: Path, texts: list[str], size: int) -> Model
   return give_vocabulary.with_vocabulary(model, give_vocabulary.byte_level(folder, texts, size, begins=begins))
 
 
+@pytest.mark.long
 def test_a_translated_drafter_changes_nothing_but_acceptance(tmp_path):
   small, large = embedded.models()
   english, german = zip(*embedded.sentences('train', 2000))
@@ -144,7 +146,7 @@ def test_a_translated_drafter_changes_nothing_but_acceptance(tmp_path):
 GREEDY = json.loads((Path(__file__).parent / 'golden' / 'greedy.json').read_text())
 
 
-@pytest.mark.parametrize('family', quick(PAIRS, [], []))
+@pytest.mark.parametrize('family', long_but(PAIRS, []))
 def test_200_prompts_are_continued_as_by_the_verifier_alone(family, shared, tmp_path):
   folder = shared / 'checkpoints' / family
   small, large = (speccascade.load(folder / name, dtype='float32') for name in PAIRS[family])
@@ -171,7 +173,7 @@ MAKERS = {
 }
 
 
-@pytest.mark.parametrize('name', quick(MAKERS, ['naive_cos'], []))
+@pytest.mark.parametrize('name', long_but(MAKERS, ['naive_cos']))
 def test_a_contrastive_target_gives_what_the_drafter_lacks_its_lowest_logit_before_a_request_changes_it(name):
   biased = lambda logits, tokens, count: logits + BIAS
   method = MAKERS[name](functools.partial(rules.contrastive, mu=MU))
@@ -186,6 +188,7 @@ def test_a_contrastive_target_gives_what_the_drafter_lacks_its_lowest_logit_befo
   assert max(enumeration.distance(found, expected)) < 1e-5
 
 
+@pytest.mark.long
 def test_the_trace_of_a_contrastive_target_has_the_drafters_own_probabilities():
   combiner = functools.partial(rules.contrastive, mu=1.0)
   out = decode(methods.naive_cos(combiner, block=1), FOREIGN_PAIR, [PROMPT] * 8, max_new_tokens=1, trace=True)
@@ -230,6 +233,7 @@ def test_models_with_the_last_ones_tokens_stay_as_they_are(verifiers):
   assert translation.common(large) is None
 
 
+@pytest.mark.long
 def test_the_plan_says_how_many_tokens_are_common():
   costs = {1: Costs(0.1, {1: 1.0, 2: 1.0, 3: 1.0})}
   report = plan(FOREIGN_PAIR, [[2, 2, 1, 0], [2, 0]], blocks=(1, 2), max_new_tokens=6, costs=costs)

@@ -39,6 +39,7 @@ def planned(models, prompts, found, blocks, **more):
 # ---- what a plan says ----
 
 
+@pytest.mark.full
 def test_a_plan_predicts_the_speed_of_a_shorter_block_and_names_the_best():
   models, found = pair(), costs(0.05, slope=0.02)
   made = planned(models, PROMPTS, found, (1, 3, 5), sampler=Sampler(1.0), rules=RULES)
@@ -55,7 +56,7 @@ def test_a_plan_predicts_the_speed_of_a_shorter_block_and_names_the_best():
   assert all(f'{r.speedup:.2f}×' in str(made) for r in batch.rows)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_head_is_planned_beside_its_verifier_whose_rounds_have_its_calls():
   layer = DecoderConfig(64, 32, 4, 2, 8, 64, (Span(),), tied=True)
   networks = Eagle(HeadConfig('eagle', layer, (-1,))), Decoder(layer, (1,))
@@ -91,6 +92,7 @@ def test_a_model_that_drafts_for_itself_does_not_pay_and_the_plan_says_why():
   assert batch.verdict.startswith('Speculation will not pay here: the drafter is too dear (a call costs 1.00')
 
 
+@pytest.mark.long
 def test_prompts_that_end_as_faults_are_left_out_of_a_plan_and_named():
   models = pair()
   vocab, (first, last) = models[1].network.vocab_size, PROMPTS[1][-2:]
@@ -125,6 +127,7 @@ def of_rate(rate, found, blocks=(1, 2, 4), alone=None):
   return plan_report.BatchReport(1, ('small', 'large'), found, tuple(rows), alone)
 
 
+@pytest.mark.full
 def test_a_plan_says_which_choices_keep_the_distribution():
   made = planned(pair(), PROMPTS, costs(0.01), (2,), rules=RULES)
   assert 'keep the distribution of toy1 or of the ensemble: speculative, naive_cos even, cos even\n' in str(made)
@@ -223,6 +226,7 @@ def test_each_phase_has_an_even_share_of_what_is_left():
   assert budget.Budget(None, 0, 1).allows()
 
 
+@pytest.mark.full
 def test_a_plan_keeps_to_its_budget_and_says_what_it_left_out(monkeypatch):
   ran = []
   monkeypatch.setattr(planner._Timer, '_full', lambda timer, method: lambda: ran.append(method) or 1e-3)
@@ -265,6 +269,7 @@ def test_acceptance_that_is_not_forced_is_that_of_the_method():
   assert free.tokens == own.tokens and (free.stats.accepted == own.stats.accepted).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('rate, rounds', [(0.0, 12), (1.0, 3)])
 def test_forced_acceptance_keeps_all_or_none_whatever_the_models_say(rate, rounds):
   models = [toy.model(1, scale=2.0), toy.model(2, scale=2.0)]

@@ -84,6 +84,7 @@ def test_every_token_of_the_output_is_observed_once(made):
   assert min(abs(found.samples['accept'][first] - np.minimum(1, p / q))) < 1e-5
 
 
+@pytest.mark.full
 def test_greedy_drafts_are_judged_by_what_the_models_are_sure_of():
   found = profiling.samples_of(TRIO, PROMPTS, block=3, batch_size=16, **CALL | dict(sampler=Sampler(0.0)))
   texts = decode(methods.autoregressive(), [LARGE], PROMPTS[:5], max_new_tokens=13, sampler=Sampler(0.0)).tokens
@@ -108,6 +109,7 @@ def test_a_profile_is_the_same_from_the_file_of_its_plan(made, tmp_path):
   assert str(methods.sv_exact(str(tmp_path / 'p.json'), 3)) == str(methods.sv_exact(found, 3))
 
 
+@pytest.mark.full
 def test_any_predictor_is_fitted_with_a_companion_or_without(made, tmp_path):
   found, models = made
   planned(found, {1: ('scheduled', 3, 'margin')}).save(tmp_path / 'p.json')
@@ -135,6 +137,7 @@ def test_any_predictor_is_fitted_with_a_companion_or_without(made, tmp_path):
     methods.sv_exact(profile, 3)
 
 
+@pytest.mark.full
 def test_a_batch_of_more_rows_than_were_measured_is_warned_of(made):
   found, models = made
   with pytest.warns(UserWarning, match='times of up to 2 rows, and this batch has 4'):
@@ -216,6 +219,7 @@ def test_the_cost_model_finds_where_speculation_stops_paying(made):
 # ---- of three models ----
 
 
+@pytest.mark.long
 def test_a_plan_of_three_models_tries_speculative_verification_too_and_shows_nothing(capsys):
   models = [m.replace(digest=name) for m, name in zip(TRIO, 'abc')]
   asked = dict(blocks=(2,), batches=(2,), max_new_tokens=8, trials=1, predictors=[predictors.drawn_q])
@@ -228,6 +232,7 @@ def test_a_plan_of_three_models_tries_speculative_verification_too_and_shows_not
   assert decode(methods.planned(found), models, PROMPTS[:1], max_new_tokens=8, sampler=Sampler(0.7)).tokens
 
 
+@pytest.mark.long
 def test_three_models_need_texts_that_hold_a_whole_draft():
   with pytest.raises(ValueError, match='long enough for a draft'):
     planner.plan(TRIO, PROMPTS[:2], blocks=(2,), max_new_tokens=2, sampler=Sampler(0.0), trials=0)

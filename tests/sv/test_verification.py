@@ -12,7 +12,7 @@ from matching import having
 import numpy as np
 import pytest
 import reference
-from tiers import quick
+from tiers import long_but
 
 from speccascade import acceptance, backends, decode, methods, Sampler
 from speccascade.backends.ops import take
@@ -201,15 +201,17 @@ EXACT = {
 }
 
 
-FIRST = ('best of a staircase', 'greedy', 'by what was drafted')
+FIRST = ('greedy', 'by what was drafted')
 
 
-@pytest.mark.parametrize('name', quick(EXACT, FIRST, []))
+@pytest.mark.full
+@pytest.mark.parametrize('name', long_but(EXACT, FIRST))
 def test_a_row_alone_follows_the_law_whatever_is_scored(name):
   assert off_by(EXACT[name]) < 1e-5
 
 
-@pytest.mark.parametrize('name', quick(EXACT, [n for n in EXACT if n[:2] == 'by'], []))
+@pytest.mark.full
+@pytest.mark.parametrize('name', long_but(EXACT, [n for n in EXACT if n[:2] == 'by']))
 def test_packed_with_any_other_row_it_follows_the_distribution(name):
   assert off_by(EXACT[name], mates(4)) < 1e-5
 
@@ -220,13 +222,15 @@ def keyed_by_round(trial):
   return acceptance.token_wise(trial)
 
 
-@pytest.mark.parametrize('counts', quick(verification.COUNTS, verification.COUNTS[:1], []))
+@pytest.mark.long
+@pytest.mark.parametrize('counts', long_but(verification.COUNTS, verification.COUNTS[:1]))
 def test_the_published_method_is_biased_and_by_how_much(counts):
   sv = methods.sv(FALLING, block=2, goodput=counts).accepting(keyed_by_round)  # every decision of every round counts
   bias = off_by(sv)
   assert 0.01 < bias < 0.2
 
 
+@pytest.mark.full
 def test_a_batch_is_decoded_by_the_method_for_its_size_and_feeds_no_other_model():
   drafted = methods.speculative(block=2, pair=(0, 2))
   method = methods.by_batch({1: methods.sv_exact(FALLING, 3), 2: drafted, 4: methods.autoregressive(2)})
@@ -253,6 +257,7 @@ def test_a_pair_among_three_models_decodes_as_those_two_alone():
     run(methods.speculative(block=2), TRIO)
 
 
+@pytest.mark.full
 def test_texts_do_not_depend_on_what_is_scored():
   run = functools.partial(decode, models=TRIO, prompts=[[1, 2], [3], [4, 4, 1, 5]], max_new_tokens=15)
   texts = [
@@ -272,7 +277,8 @@ def test_texts_do_not_depend_on_what_is_scored():
 PACKED = {'sv_exact': methods.sv_exact(LINEAR, 4), 'bild': methods.bild(0.4, 1.2, 4)}
 
 
-@pytest.mark.parametrize('name', quick(PACKED, ['bild'], []))
+@pytest.mark.long
+@pytest.mark.parametrize('name', long_but(PACKED, ['bild']))
 def test_packed_windows_decode_the_same_with_less_work(name, monkeypatch):
   method = PACKED[name]
   models = TRIO if method.models == 3 else TRIO[1:]
@@ -311,7 +317,8 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize('name', quick(FAMILIES, ['llama'], []))
+@pytest.mark.full
+@pytest.mark.parametrize('name', long_but(FAMILIES, ['llama']))
 def test_a_transformer_packed_computes_what_it_computes_padded(name):
   network, need = FAMILIES[name], jnp.array([3, 1, 0, 4])
   params = network.init(jax.random.key(0))
@@ -334,7 +341,8 @@ def test_a_transformer_packed_computes_what_it_computes_padded(name):
 WHOLE = {'decoder': Decoder(LLAMA), 't5': T5(T5Config(97, 32, 4, 8, 64, 1, 3), eos_ids=())}
 
 
-@pytest.mark.parametrize('kind', quick(WHOLE, ['decoder'], []))
+@pytest.mark.long
+@pytest.mark.parametrize('kind', long_but(WHOLE, ['decoder']))
 def test_a_models_first_layers_draft_its_next_are_the_companion(kind):
   network = WHOLE[kind]
   whole = Model(network.init(jax.random.key(1)), network, name='whole', digest='d')

@@ -53,6 +53,7 @@ def test_adafactor_is_t5xs(shape):
   assert np.abs(params['x'] - param).max() > 1e-3
 
 
+@pytest.mark.long
 def test_layers_that_are_stacked_take_the_steps_of_layers_that_are_not():
   params = jax.jit(NET.init)(jax.random.key(0))
   scales = np.random.default_rng(1)  # layers of different sizes, which a stack as one tensor would mix

@@ -7,7 +7,7 @@ import pathlib
 import jax
 import numpy as np
 import pytest
-from tiers import quick
+from tiers import long_but
 
 import speccascade
 from speccascade.evaluate import config
@@ -55,7 +55,8 @@ def arguments(name, bindings, *more):
   return [f'--gin_file={ROOT}/gin_configs/train/{name}.gin', *(f'--gin.{b}' for b in bindings), *more]
 
 
-@pytest.mark.parametrize('name', quick(FAMILIES, ['sums_trio'], []))
+@pytest.mark.full
+@pytest.mark.parametrize('name', long_but(FAMILIES, ['sums_trio']))
 def test_a_family_is_trained_with_a_vocabulary_of_its_texts_and_goes_on_after_a_stop(
   name, corpora, monkeypatch, capsys
 ):

@@ -12,7 +12,7 @@ import optax
 import pytest
 import reference
 from small import copies, quiet, settings, T5_NET
-from tiers import quick
+from tiers import long_but
 
 from speccascade import rules, Sampler, theory
 from speccascade.models import toy
@@ -40,7 +40,7 @@ def rate(rule, q_logits, p_logits=LARGE, temperature=1.0):
 SMOOTH = [name for name in reference.RULES if name != 'mentored']
 
 
-@pytest.mark.parametrize('name', quick(SMOOTH, ('opt', 'token_v3', 'lossy'), []))
+@pytest.mark.parametrize('name', long_but(SMOOTH, ('opt', 'token_v3', 'lossy')))
 def test_the_gradient_of_the_acceptance_is_that_of_finite_differences(name):
   q, way = np.random.default_rng(3).normal(size=(2, *LARGE.shape)).astype(np.float32)
   f = jax.jit(lambda q: -jnp.log(rate(bound(name), q, temperature=TEMPERATURE)))
@@ -80,7 +80,7 @@ def for_verifier():
     return trained(lambda q: -jnp.log(rate(rules.speculative, q)))
 
 
-@pytest.mark.parametrize('name', quick(RULES, ['opt'], []))
+@pytest.mark.parametrize('name', long_but(RULES, ['opt']))
 def test_a_drafter_trained_for_a_rule_is_accepted_more_often_by_it(name):
   with jax.numpy_dtype_promotion('standard'):
     for_rule = trained(lambda q: -jnp.log(rate(RULES[name], q)))

@@ -12,7 +12,7 @@ from matching import having
 import numpy as np
 import pytest
 from small import copies, quiet, settings, T5_NET
-from tiers import quick
+from tiers import long_but
 
 from speccascade.models import shapes
 from speccascade.train import layout
@@ -81,7 +81,8 @@ TRAINED = [
 ]
 
 
-@pytest.mark.parametrize('one, others', quick(TRAINED, [], [TRAINED[0]]))
+@pytest.mark.full
+@pytest.mark.parametrize('one, others', long_but(TRAINED, [TRAINED[0]]))
 def test_every_network_is_trained_alike_on_a_mesh(one, others, tmp_path):
   _, *found = lines(tmp_path, one, *others)
   for other, line in zip(others, found, strict=True):

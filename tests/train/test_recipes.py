@@ -10,7 +10,7 @@ from matching import having, says
 import numpy as np
 import pytest
 from small import quiet, settings
-from tiers import quick
+from tiers import long_but
 
 with warnings.catch_warnings():
   warnings.simplefilter('ignore')  # of TensorFlow's and seqio's imports
@@ -81,7 +81,7 @@ def arguments(name: str, checkpoint, byt5: str, data_dir: str, *more: str) -> li
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('name', quick(RECORDS, ['wmt14_ende'], []))
+@pytest.mark.parametrize('name', long_but(RECORDS, ['wmt14_ende']))
 def test_a_recipe_fine_tunes_a_t5x_checkpoint_and_counts_what_it_truncates(
   name, checkpoint, byt5, data_dir, tmp_path, capsys
 ):
@@ -163,6 +163,7 @@ def test_an_epoch_has_every_pair_once_whatever_the_buffer():
     next(data.shuffled(lambda: ()))
 
 
+@pytest.mark.long
 def test_truncation_is_an_error_unless_asked_for(tmp_path):
   long = [([2] * 9 + [1], [3, 1])] * 24
   with pytest.raises(ValueError, match=having('source of pair 0', '10 tokens', 'truncate')):

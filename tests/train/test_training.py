@@ -17,7 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from small import copies, DECODER, NETWORKS, quiet, settings, T5_NET
-from tiers import quick
+from tiers import long_but
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -63,7 +63,7 @@ def same(a, b):
   return jax.tree.all(jax.tree.map(np.array_equal, a, b))
 
 
-@pytest.mark.parametrize('name', quick(NETWORKS, ['t5', 'decoder'], []))
+@pytest.mark.parametrize('name', long_but(NETWORKS, ['t5']))
 def test_padding_and_batch_mates_do_not_change_the_loss(name):
   network = NETWORKS[name]
   params = init(network)
@@ -79,7 +79,7 @@ def test_padding_and_batch_mates_do_not_change_the_loss(name):
   assert float(parts['accuracy']) == pytest.approx(right / count, rel=1e-5)
 
 
-@pytest.mark.parametrize('network', [T5_NET, DECODER], ids=['t5', 'decoder'])
+@pytest.mark.parametrize('network', long_but([T5_NET, DECODER], [T5_NET]), ids=['t5', 'decoder'])
 def test_teacher_forcing_sees_what_decoding_sees(network):
   model = Model(init(network), network)
   greedy = dict(max_new_tokens=6, sampler=speccascade.Sampler(0.0))
@@ -96,8 +96,8 @@ def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
   assert [p.name for p in (tmp_path / 'run').iterdir()] == ['lock']
 
 
-@pytest.mark.parametrize('optimizer', quick(['adamw', 'adafactor'], ['adamw'], []))
-@pytest.mark.parametrize('network', [T5_NET, DECODER], ids=['t5', 'decoder'])
+@pytest.mark.parametrize('optimizer', long_but(['adamw', 'adafactor'], ['adamw']))
+@pytest.mark.parametrize('network', long_but([T5_NET, DECODER], [DECODER]), ids=['t5', 'decoder'])
 def test_training_lowers_the_loss(network, optimizer, tmp_path):
   rate = {'adamw': 1e-2, 'adafactor': 3e-2}[optimizer]
   s = settings(steps=120, batch_size=16, log_every=20, save_every=200, optimizer=Optimizer(optimizer, rate, warmup=5))
@@ -112,6 +112,7 @@ def interrupted():
   raise KeyboardInterrupt
 
 
+@pytest.mark.full
 def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path):
   s = settings(steps=20, save_every=5)
   uninterrupted = train(tmp_path / 'uninterrupted', T5_NET, copies(), s, echo=quiet)
@@ -151,6 +152,7 @@ def test_a_run_goes_on_with_its_own_data_and_teacher_only(tmp_path):
   assert [line['step'] for line in log_of(tmp_path / 'run')] == list(range(2, 21, 2))
 
 
+@pytest.mark.long
 def test_a_finished_run_is_not_trained_further_and_its_model_not_written_again(tmp_path):
   for name in ('one', 'other'):
     (tmp_path / name).mkdir()
@@ -199,7 +201,8 @@ def test_no_more_than_two_steps_are_under_way(tmp_path, monkeypatch):
 STOPS = [(n, c, w) for n, c in ((signal.SIGINT, 130), (signal.SIGTERM, 143)) for w in ('step', 'save')]
 
 
-@pytest.mark.parametrize('number, code, where', quick(STOPS, [STOPS[3]], [STOPS[0]]))
+@pytest.mark.full
+@pytest.mark.parametrize('number, code, where', long_but(STOPS, [STOPS[3]]))
 def test_a_stop_waits_for_the_step_says_its_sentence_and_goes_on(number, code, where, tmp_path, monkeypatch, capsys):
   make, save = loop.make_step, ocp.CheckpointManager.save
   stops = {'step': 3, 'save': 1}  # the turn at which it comes
@@ -222,7 +225,8 @@ def test_a_stop_waits_for_the_step_says_its_sentence_and_goes_on(number, code, w
   assert 'going on after step 2 of 4' in out and '[large] step 4/4' in out
 
 
-@pytest.mark.parametrize('distance', quick(losses.DISTANCES, list(losses.DISTANCES)[:1], []))
+@pytest.mark.full
+@pytest.mark.parametrize('distance', long_but(losses.DISTANCES, list(losses.DISTANCES)[:1]))
 def test_distillation_brings_the_drafter_closer_to_the_verifier(distance, tmp_path):
   teacher = Model(jax.tree.map(lambda x: 1.5 * x, init(T5_NET, 7)), T5_NET, name='teacher')
   optimizer = Optimizer(learning_rate=1e-2, warmup=5)
@@ -364,7 +368,7 @@ def test_a_job_with_a_scanned_network_starts_from_a_checkpoint(tmp_path, monkeyp
   assert job.run(tmp_path, quiet).network == network
 
 
-@pytest.mark.parametrize('network', [T5_NET, DECODER], ids=['t5', 'decoder'])
+@pytest.mark.parametrize('network', long_but([T5_NET, DECODER], [T5_NET]), ids=['t5', 'decoder'])
 def test_the_result_loads_as_it_was_written(tmp_path, network):
   model = train(tmp_path / 'run', network, copies(), settings(format='hf', save_dtype='bfloat16'), echo=quiet)
   back = checkpoints.read(tmp_path / 'run' / 'model')
@@ -373,7 +377,7 @@ def test_the_result_loads_as_it_was_written(tmp_path, network):
     np.testing.assert_array_equal(x.astype(jnp.bfloat16), y)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_finished_run_is_written_in_another_format_and_dtype_where_its_model_was_removed(tmp_path):
   train(tmp_path / 'run', T5_NET, copies(), settings(steps=1), echo=quiet)
   shutil.rmtree(tmp_path / 'run' / 'model')
@@ -398,7 +402,7 @@ def test_tokens_and_positions_that_a_network_lacks_are_named():
     assert first(([11] * 4, [4] * 4), *networks).source.shape == (2, 8)
 
 
-@pytest.mark.parametrize('missing', ['network', 'teacher'])
+@pytest.mark.parametrize('missing', long_but(['network', 'teacher'], ['teacher']))
 def test_training_refuses_tokens_that_the_network_or_the_teacher_lacks(missing, tmp_path):
   wide, narrow = T5(dataclasses.replace(T5_NET.config, vocab_size=20)), T5_NET
   network, taught = (narrow, wide) if missing == 'network' else (wide, narrow)
@@ -504,6 +508,7 @@ def _command(tmp_path, *more):
   return __main__.main([f'--gin_file={tmp_path}/config.gin', f'--out={tmp_path}/out', *more])
 
 
+@pytest.mark.full
 def test_the_command_trains_every_job_and_a_later_one_from_an_earlier(tmp_path, capsys, monkeypatch):
   monkeypatch.setattr(logging.getLogger('absl'), 'level', 31)
   assert _command(tmp_path, '--gin.train.Settings.log_every=3') == 0
@@ -522,7 +527,7 @@ def test_a_config_may_import_a_module_of_the_users(tmp_path, monkeypatch):
   assert [job.pairs for job in jobs.read([str(tmp_path / 'config.gin')])] == 2 * [[([3, 1], [3, 1])]]
 
 
-@pytest.mark.parametrize('network', [T5_NET, DECODER], ids=['t5', 'decoder'])
+@pytest.mark.parametrize('network', long_but([T5_NET, DECODER], [T5_NET]), ids=['t5', 'decoder'])
 def test_what_lies_in_the_padding_moves_neither_loss_nor_gradient(network):
   params = init(network)
   clean = collate([([3, 4], [5, 1]), ([3, 4, 5, 6], [7, 8, 9, 1])], (8,))
