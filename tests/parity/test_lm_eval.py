@@ -210,6 +210,7 @@ def test_ten_tasks_have_the_scores_of_transformers(tasks, llamas, caplog):
     assert f'{name}: texts 6, tokens {counts["tokens"]}' in caplog.text
 
 
+@pytest.mark.long
 def test_an_encoder_decoder_has_the_scores_of_transformers(tasks, t5s):
   names = [name for name in TASKS if 'shots' not in name]
   theirs = run('hf', tasks, names, model_args=reference(t5s) | {'backend': 'seq2seq'})
@@ -324,6 +325,7 @@ def no_other_tasks(monkeypatch):
   monkeypatch.setattr('lm_eval.tasks.TaskManager', functools.partial(TaskManager, include_defaults=False))
 
 
+@pytest.mark.long
 def test_the_command_is_the_harnesss_own_and_writes_our_counts(tasks, llamas, tmp_path):
   command = [sys.executable, '-m', 'speccascade.integrations.lm_eval', '--model', 'speccascade', '--batch_size', '4']
   command += ['--model_args', f'models={":".join(llamas)},method=speculative,rule=opt:0.1,block=5,dtype=float32']

@@ -9,6 +9,7 @@ import jax
 from matching import having, says
 import numpy as np
 import pytest
+from tiers import long_but
 
 from speccascade import backends, compile, methods, rules, Sampler
 from speccascade.checkpoints import hf, orbax
@@ -52,17 +53,17 @@ def run(capsys, *args) -> dict:
   return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-@pytest.mark.parametrize(
-  'method, batch',
-  [
-    ('autoregressive', '1'),
-    ('speculative', '1'),
-    ('speculative', '8'),
-    ('opt', '4'),
-    ('one pass', '8'),
-    ('frequent tokens', '8'),
-  ],
-)
+ROUNDS = [
+  ('autoregressive', '1'),
+  ('speculative', '1'),
+  ('speculative', '8'),
+  ('opt', '4'),
+  ('one pass', '8'),
+  ('frequent tokens', '8'),
+]
+
+
+@pytest.mark.parametrize('method, batch', long_but(ROUNDS, [('speculative', '8'), ('opt', '4')]))
 def test_a_round_for_a_tpu_has_no_row_loops_no_cache_copies_and_no_weights_laid_out_anew(pair, capsys, method, batch):
   pytest.importorskip('libtpu')
   found = run(capsys, '--topology', 'v5e:2x2', '--models', *pair, *ASKED[method], '--batch_size', batch)
@@ -74,7 +75,7 @@ def test_a_round_for_a_tpu_has_no_row_loops_no_cache_copies_and_no_weights_laid_
     assert sum(found[f'cycles_by_{kind}'].values()) == pytest.approx(found['simulated_cycles'], rel=0.01)
 
 
-@pytest.mark.parametrize('drafter', ['a head', 'an early exit'])
+@pytest.mark.parametrize('drafter', long_but(['a head', 'an early exit'], ['a head']))
 def test_a_round_of_one_cache_for_two_models_copies_nothing(pair, capsys, tmp_path, drafter):
   pytest.importorskip('libtpu')
   layer = DecoderConfig(512, 256, 8, 8, 64, 512, (Span(),))
@@ -269,7 +270,8 @@ def attention(module: hlo.Module) -> Counter:
   return Counter(str([(a.dtype, a.dims) for a in hlo.arrays(x.shape)]) for x in runs if x.target in hlo.KERNELS)
 
 
-@pytest.mark.parametrize('mesh', [pytest.param({}, marks=pytest.mark.full), {'data': 2, 'model': 2}])
+@pytest.mark.full
+@pytest.mark.parametrize('mesh', [{}, {'data': 2, 'model': 2}])
 def test_timed_passes_and_a_step_that_another_program_partitions_have_the_attention_of_the_loop(mesh):
   pytest.importorskip('libtpu')
   method, (batch, source, tokens) = methods.speculative(block=3), (4, 128, 64)
