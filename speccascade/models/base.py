@@ -77,7 +77,7 @@ def _drawn(key: Array, kinds: tuple[tuple[tuple[int, ...], str, float, float], .
       alike[shape].append(i)
   normal = {}
   for shape, which in alike.items():
-    normal |= zip(which, jax.vmap(lambda key, shape=shape: jax.random.normal(key, shape))(keys[np.array(which)]))
+    normal |= zip(which, jax.lax.map(lambda key, shape=shape: jax.random.normal(key, shape), keys[np.array(which)]))
   return [
     (mean + std * normal[i]).astype(dtype) if std else jnp.full(shape, mean, dtype)
     for i, (shape, dtype, mean, std) in enumerate(kinds)
