@@ -75,7 +75,7 @@ CASES = [(rule, temperature) for rule in RULES for temperature in (0.0, 1.0)]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('rule, temperature', long_but(CASES, [('speculative', 0.0), ('opt', 1.0)]))
+@pytest.mark.parametrize('rule, temperature', long_but(CASES, [('opt', 1.0)]))
 def test_it_emits_the_tokens_of_the_package(rule, temperature):
   own, packaged = RULES[rule]
   method = methods.speculative(packaged, block=GAMMA)
@@ -95,7 +95,7 @@ def test_it_emits_the_tokens_of_the_package(rule, temperature):
   assert lengths.all() and (reasons == {'eos', 'length'} or not temperature)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_it_prints_rows_and_their_acceptance(capsys):
   with plain_jax():
     minimal.main()

@@ -69,7 +69,7 @@ def environment() -> dict[str, str]:
   return {k: v for k, v in os.environ.items() if k not in ('PYTHONPATH', 'JAX_PLATFORMS')}
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_the_default_runs_from_another_folder_and_gin_files_have_the_names_that_they_have_here(installed, tmp_path):
   (tmp_path / 'mine.gin').write_text("include 'shared/sums.gin'\n")
   code = """

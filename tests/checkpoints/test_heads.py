@@ -422,7 +422,7 @@ def test_p_eagle_drafts_behind_masks_as_its_authors_code_does(tmp_path):
     speccascade.load(path)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_markov_head_corrects_each_token_by_the_one_before_it(tmp_path):
   path, tensors, _ = dspark(tmp_path / 'head')
   head, large = speccascade.load(path), verifier()

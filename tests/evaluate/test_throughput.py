@@ -28,7 +28,7 @@ def test_only_texts_between_the_bounds_count(monkeypatch):
   assert found == dict(seconds=30.0, tokens=28, faults=1, steady_seconds=9.0, steady_tokens=12)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_queue_has_the_tokens_of_a_decode_and_no_program_of_its_own():
   models = toys.models()
   method = methods.speculative(rules.speculative, block=3)

@@ -39,7 +39,7 @@ def planned(models, prompts, found, blocks, **more):
 # ---- what a plan says ----
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_plan_predicts_the_speed_of_a_shorter_block_and_names_the_best():
   models, found = pair(), costs(0.05, slope=0.02)
   made = planned(models, PROMPTS, found, (1, 3, 5), sampler=Sampler(1.0), rules=RULES)

@@ -103,7 +103,6 @@ FEW = [
   ('before', 'causal', 'position', 'bonus'),
   ('after', 'greedy', 'round', 'test'),
   ('after', 'global', 'coupled', 'bonus'),
-  ('after', 'stale', 'position', 'bonus'),
 ]
 
 
@@ -209,7 +208,7 @@ class Ahead(Limit):
     return (take1(state.tokens, state.length + 1) == 0).astype(jnp.int32)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_draft_that_changes_with_the_round_must_not_be_looked_at_ahead():
   # p = (.6, .4); q is (.9, .1) at the first place of a draft and (.5, .5) behind it.
   models = [coin(9), coin(6)]
@@ -225,7 +224,7 @@ def test_a_draft_that_changes_with_the_round_must_not_be_looked_at_ahead():
 ONE_PASS = [(numbers, budget) for numbers in ('position', 'round') for budget in ('causal', 'greedy', 'top-K')]
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize('numbers, budget', long_but(ONE_PASS, [('position', 'greedy')]))
 def test_a_drafter_in_one_pass_goes_with_no_budget_that_looks_ahead(numbers, budget):
   # q is (.9, .1) after the first of the two tokens and (.5, .5) after the other, which is the mask; p = (.6, .4).
