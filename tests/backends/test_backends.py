@@ -60,6 +60,7 @@ def starts(batch: int, last: int) -> jax.Array:
 OF_WINDOWS = [('gpu', 'an odd number of heads, the last slots only'), *(('tpu', shape) for shape in SHAPES)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   'name, shape', long_but(OF_WINDOWS, [('tpu', 'a pair of heads in a tile'), ('tpu', 'a window in pieces')])
 )
@@ -224,6 +225,7 @@ EVERY = [(name, family, scan) for name in BACKENDS for family in NETWORKS for sc
 FEW = [('cpu', 'experts of int8', False), ('tpu', 'llama', False)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name, family, scan', long_but(EVERY, FEW))
 def test_a_network_is_the_same_on_every_backend(name, family, scan):
   network = dataclasses.replace(NETWORKS[family], scan=scan)

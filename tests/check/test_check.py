@@ -154,6 +154,7 @@ def test_a_rule_that_reads_its_confidence_off_one_hot_vectors_is_said_never_to_d
   assert 'at T = 0 it never defers' in str(report) and 'q.plain' in str(report)
 
 
+@pytest.mark.full
 def test_a_rule_that_is_not_what_it_is_defined_as_is_found():
   define = functools.partial(rules.rule, alpha=rules.Range(-1, 1))
 

@@ -113,6 +113,7 @@ def test_samples_of_a_server_are_held_against_its_log_probabilities():
     check_samples([])
 
 
+@pytest.mark.full
 def test_the_command(tmp_path, monkeypatch, capsys):
   (tmp_path / 'my_samplers.py').write_text('from faults import arg_max_draft, right\n')
   file = tmp_path / 'samples.jsonl'

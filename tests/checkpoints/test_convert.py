@@ -115,7 +115,7 @@ def test_a_bias_for_each_layer_comes_with_a_warning(tmp_path):
     hf.write(tmp_path / 'hf', model)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_full_disk_names_the_folder_and_what_to_do(source, tmp_path):
   limited = (
     'import resource, sys; from speccascade import convert; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); '

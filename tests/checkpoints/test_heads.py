@@ -343,6 +343,7 @@ def drafted(head, prompt, text, count, large=None):
   return np.array(out)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', long_but([*FORMATS][:4], ['EAGLE-1', 'EAGLE-3, speculators']))
 def test_a_head_drafts_as_its_authors_code_does(tmp_path, name):
   path, tensors, config = FORMATS[name](tmp_path / 'head')

@@ -69,6 +69,7 @@ def logits_of(network, params):
   return network.extend(params, cache, tokens[:, first:], first + jnp.arange(12 - first)[None])[0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', long_but(FAMILIES, ['t5']))
 def test_logits_are_those_of_the_floats_that_the_weights_stand_for(tmp_path, name):
   model = folder_of(tmp_path, FAMILIES[name])

@@ -31,7 +31,7 @@ forked('after')
 """
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_process_forked_after_decoding_says_that_it_cannot_decode():
   done = subprocess.run([sys.executable, '-c', PROGRAM], capture_output=True, text=True, check=True)
   before, parent, after = done.stdout.splitlines()

@@ -134,7 +134,7 @@ def test_curves_divide_the_chance_of_error():
   assert certified(one, one, at_most=10)[1] is None
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize('curves', [1, pytest.param(3, marks=pytest.mark.long)])
 def test_a_promise_is_broken_no_more_often_than_it_says(curves):
   """The true losses are 0, 2, a little more than 2, 5 and 9 points; the last three must seldom be certified for 2."""

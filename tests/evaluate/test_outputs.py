@@ -44,6 +44,7 @@ def test_names_may_have_any_signs(tmp_path, capsys):
   assert 'report' not in capsys.readouterr().err
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('part', ['tables.summary', 'page.page', 'formats.as_csv'])
 def test_what_shows_the_results_costs_a_warning_and_none_of_them(tmp_path, monkeypatch, capsys, part):
   results = made.cascades((0.0,))

@@ -119,7 +119,7 @@ def test_a_run_killed_at_20_random_points_ends_as_one_that_was_not(config, whole
   same_as(whole[0], folder)
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('number', 'code'), long_but([(signal.SIGINT, 130), (signal.SIGTERM, 143)], [(signal.SIGTERM, 143)])
 )

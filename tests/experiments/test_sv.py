@@ -61,6 +61,7 @@ def test_rounds_begin_where_texts_are_hard():
   assert 1.12 * exact['sv'] / 8 == pytest.approx(expected, rel=0.01)
 
 
+@pytest.mark.full
 def test_a_companion_pays_where_tokens_cost_and_it_knows_which():
   known = sv_simulation.compare(observed(), trio(0.3), 8, (1, 3, 5))
   unknown = sv_simulation.compare(observed(informed=False), trio(0.3), 8, (1, 3, 5))

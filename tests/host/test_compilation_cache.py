@@ -35,7 +35,7 @@ def run(folder, damages: bool) -> tuple[str, str]:
   return done.stdout, done.stderr
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_damaged_program_is_replaced_and_a_copy_is_used(tmp_path):
   printed, warned = run(tmp_path / 'cache', True)
   assert printed == '6 0\n6 0\n' and warned.count('cache entry') == 1

@@ -88,6 +88,7 @@ class Seen:
 RUNS = [(0.0, True), (1.0, False)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('temperature, encoder', long_but(RUNS, RUNS[:1]), ids=['encoder-decoder', 'decoder'])
 def test_an_evaluator_sees_what_decode_gives(task, byt5, encoder, temperature):
   pair = models(byt5, encoder)

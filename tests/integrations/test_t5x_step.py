@@ -69,6 +69,7 @@ def test_calls_are_by_model_also_where_some_models_are_left_out(large):
   assert stats['calls'].T.tolist() == out.stats.calls.tolist() and not out.stats.calls[1].any()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('make', long_but([jax.random.PRNGKey, jax.random.key], [jax.random.PRNGKey]))
 def test_noise_comes_from_the_key_and_differs_between_rows(large, make):
   same = {**BATCH, 'encoder_input_tokens': np.tile(BATCH['encoder_input_tokens'][:1], (3, 1))}
@@ -88,6 +89,7 @@ def test_scanned_parameters_are_those_they_were_made_of(large):
   assert model.params['decoder']['layers_0']['relpos_bias']['rel_embedding'].shape == (2, 32)
 
 
+@pytest.mark.full
 def test_the_model_of_the_page_decodes(large, monkeypatch):
   class EncoderDecoderModel:
     def __init__(self, module):

@@ -49,6 +49,7 @@ def logits_of(model: Model, tokens) -> np.ndarray:
   return np.asarray(_logits(model.network, model.params, jnp.array(tokens)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', long_but(NETWORKS, ['int8, tied']))
 def test_it_has_the_models_logits_at_its_tokens_and_no_others(name):
   network = NETWORKS[name]
@@ -101,7 +102,7 @@ def whole(made: Model) -> Model:
   return Model(own, made.network.drafter)
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize('early', long_but([False, True], [False]))
 def test_greedy_texts_are_the_verifiers(early):
   small, large = embedded.models()

@@ -132,6 +132,7 @@ def test_an_option_of_xla_reaches_the_compiler(pair, capsys):
   assert says(capsys.readouterr().err, "'one'", 'NAME=VALUE')
 
 
+@pytest.mark.long
 def test_a_verifier_that_is_cut_over_chips_talks_and_holds_a_part(pair, capsys):
   pytest.importorskip('libtpu')
   args = ('--topology', 'v5e:2x2', '--models', *pair, '--method', 'autoregressive(model=1)', '--batch_size', '2')
@@ -316,6 +317,7 @@ def test_no_cache_and_no_law_is_gathered_in_a_round(topology, mesh):
   assert gathered(module) < min(own_cache, 8 * 256000 * 4 // mesh['model'])
 
 
+@pytest.mark.full
 def test_a_program_that_does_not_fit_needs_a_mesh_of_more_chips(monkeypatch, capsys):
   def full(*_):
     raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20G of 15G')
@@ -332,6 +334,7 @@ def test_the_floor_of_turns_is_that_of_the_dearest():
   assert aot.floor_bytes(turns, models, sizes) == max(2 * small, large)
 
 
+@pytest.mark.full
 def test_a_head_and_an_early_exit_work_in_the_cache_of_their_model():
   layer, large = DecoderConfig(97, 32, 4, 1, 16, 48, (Span(),)), aot.shaped(tiny(3))
   head = aot.shaped(Eagle(HeadConfig('eagle', layer, (-1,)), 'bfloat16'))

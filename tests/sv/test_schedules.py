@@ -117,6 +117,7 @@ def exact(signal, budget, numbers, ending):
   return ending == 'test' or signal == 'before'
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('signal, budget, numbers, ending', long_but(CELLS, FEW))
 def test_a_schedule_keeps_the_distribution_where_the_table_says_so(signal, budget, numbers, ending):
   method = methods.scheduled(SIGNALS[signal], 2, **BUDGETS[budget](signal), ending=ending)
