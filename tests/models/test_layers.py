@@ -84,6 +84,21 @@ def test_rows_do_not_depend_on_their_batch_or_on_padding(name):
   np.testing.assert_allclose(padded[0], batch[1], atol=1e-5)
 
 
+@pytest.mark.parametrize('scan', long_but([False, True], [False]))
+def test_parameters_begin_with_the_spread_of_their_inputs_and_no_two_are_alike(network, scan):
+  drawn = []
+  for path, x in jax.tree_util.tree_leaves_with_path(params_of(dataclasses.replace(network, scan=scan))):
+    module, name = (key.key for key in path[-2:])
+    if name in ('scale', 'bias'):
+      assert set(np.unique(x)) in ([{0.0}, {1.0}] if name == 'scale' else [{0.0}])
+      continue
+    inputs = x.shape[-2] if name == 'kernel' else 1
+    inputs *= 12 if network == ENCDEC and module == 'query' else 1  # whose products are not divided by √12
+    assert abs(np.std(x) * inputs**0.5 - 1) < 5 * (2 * x.size) ** -0.5, path
+    drawn.append(float(x.ravel()[0] * inputs**0.5))
+  assert len({*drawn}) == len(drawn) > 5
+
+
 @pytest.mark.full
 def test_scan_is_the_same_function_of_the_same_tree(network):
   params = params_of(network)
