@@ -91,7 +91,9 @@ def test_every_network_is_trained_alike_on_a_mesh(one, others, tmp_path):
     total, own = line['teacher']
     assert own < 0.27 * total if one.startswith(('taught', 'head')) else not total
     total, own = line['state']
-    assert own < 0.27 * total or ':2x4:' not in other  # but for norms, all is divided by four
+    # But for norms, and what a head reads states by, all is divided by four.
+    most = 0.4 if one.startswith('head') else 0.27
+    assert own < most * total or ':2x4:' not in other
 
 
 @pytest.mark.long
