@@ -4,7 +4,6 @@ from pathlib import Path
 import re
 
 import pytest
-from tiers import long_but
 
 nbformat = pytest.importorskip('nbformat')
 pytest.importorskip('nbclient')
@@ -53,7 +52,7 @@ def test_outputs_are_stale_as_soon_as_the_code_changes():
 
 @pytest.mark.long
 @pytest.mark.filterwarnings('ignore:.*:DeprecationWarning:(jupyter_|nbclient|nbformat|zmq|traitlets)')
-@pytest.mark.parametrize('path', long_but(NOTEBOOKS, NOTEBOOKS[:1]), ids=lambda p: p.stem)
+@pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook_runs_and_shows_what_is_stored(path, tmp_path):
   less = read(path)
   for cell in code(less):  # of what the kinds of its outputs do not depend on

@@ -342,7 +342,7 @@ OF_METHODS = [(n, t, m) for n in ('gpu', 'tpu') for t in (0.0, 1.0) for m in ('o
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('name, temperature, method', long_but(OF_METHODS, [('tpu', 1.0, 'opt')]))
+@pytest.mark.parametrize('name, temperature, method', OF_METHODS)
 def test_methods_decode_the_same_on_every_backend(name, temperature, method, monkeypatch):
   networks = [Decoder(DecoderConfig(40, 16, 2, 2, 64, 24, (Span(),) * n)) for n in (1, 2)]
   models = [Model(n.init(jax.random.key(i)), n, name=str(i)) for i, n in enumerate(networks)]

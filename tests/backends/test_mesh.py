@@ -164,7 +164,7 @@ def test_a_checkpoint_is_read_and_quantised_in_its_shards_no_byte_twice(tmp_path
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('kind', long_but(['hf', *KINDS], ['t5x scanned']))
+@pytest.mark.parametrize('kind', ['hf', *KINDS])
 def test_each_of_two_processes_reads_what_its_devices_hold(tmp_path, kind):
   cases = ['2x4:float32', '2x4:float32:scan', '1x8:float32', '1x8:float32:scan']
   for lines in two_processes(written(tmp_path, kind), *cases):

@@ -9,7 +9,6 @@ import time
 from matching import says
 import pytest
 from runs import finish, given, GOOD, lines_in, start, wait_until, written
-from tiers import long_but
 
 from speccascade import run
 from speccascade.evaluate import runner
@@ -120,9 +119,7 @@ def test_a_run_killed_at_20_random_points_ends_as_one_that_was_not(config, whole
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-  ('number', 'code'), long_but([(signal.SIGINT, 130), (signal.SIGTERM, 143)], [(signal.SIGTERM, 143)])
-)
+@pytest.mark.parametrize(('number', 'code'), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_is_alone_in_its_directory_and_where_it_is_ended_names_the_command_that_resumes_it(
   config, number, code, capsys
 ):

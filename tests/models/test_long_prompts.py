@@ -60,7 +60,7 @@ OFFSETS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('name', long_but(OFFSETS, ['by layer']))
+@pytest.mark.parametrize('name', OFFSETS)
 def test_a_bias_by_offsets_is_that_of_every_pair(name, monkeypatch):
   network = OFFSETS[name]
   params = network.init(jax.random.key(0))

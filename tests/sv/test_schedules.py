@@ -226,7 +226,7 @@ ONE_PASS = [(numbers, budget) for numbers in ('position', 'round') for budget in
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('numbers, budget', long_but(ONE_PASS, [('position', 'greedy')]))
+@pytest.mark.parametrize('numbers, budget', ONE_PASS)
 def test_a_drafter_in_one_pass_goes_with_no_budget_that_looks_ahead(numbers, budget):
   # q is (.9, .1) after the first of the two tokens and (.5, .5) after the other, which is the mask; p = (.6, .4).
   models = [one_pass(coin(9, 5), 1), coin(6)]

@@ -223,7 +223,7 @@ def keyed_by_round(trial):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('counts', long_but(verification.COUNTS, verification.COUNTS[:1]))
+@pytest.mark.parametrize('counts', verification.COUNTS)
 def test_the_published_method_is_biased_and_by_how_much(counts):
   sv = methods.sv(FALLING, block=2, goodput=counts).accepting(keyed_by_round)  # every decision of every round counts
   bias = off_by(sv)
@@ -278,7 +278,7 @@ PACKED = {'sv_exact': methods.sv_exact(LINEAR, 4), 'bild': methods.bild(0.4, 1.2
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('name', long_but(PACKED, ['bild']))
+@pytest.mark.parametrize('name', PACKED)
 def test_packed_windows_decode_the_same_with_less_work(name, monkeypatch):
   method = PACKED[name]
   models = TRIO if method.models == 3 else TRIO[1:]
@@ -342,7 +342,7 @@ WHOLE = {'decoder': Decoder(LLAMA), 't5': T5(T5Config(97, 32, 4, 8, 64, 1, 3), e
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('kind', long_but(WHOLE, ['decoder']))
+@pytest.mark.parametrize('kind', WHOLE)
 def test_a_models_first_layers_draft_its_next_are_the_companion(kind):
   network = WHOLE[kind]
   whole = Model(network.init(jax.random.key(1)), network, name='whole', digest='d')
