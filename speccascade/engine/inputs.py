@@ -1,6 +1,6 @@
 """Prompts and numbers of a call: each checked, encoded and padded to static shapes."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import numbers
 from typing import Any
@@ -72,10 +72,10 @@ def _encoded(models: Sequence[Model], i: int, prompt: Any, more: dict | None, vo
   if more is not None and not (is_chat(prompt) and isinstance(more, dict)):
     raise ValueError(f'prompt {i}: chat_template_kwargs={more!r} is for chat messages, and must be a dict.')
   if is_chat(prompt):
-    prompt = _tokenizer(models, i, 'chat messages').chat(prompt, **more or {})
+    prompt = _reader(models, i, 'chat messages', 'chat')(prompt, **more or {})
   if isinstance(prompt, str):
     chat.check_characters(prompt, f'prompt {i}')
-    prompt = _tokenizer(models, i, 'a text').encode(prompt)
+    prompt = _reader(models, i, 'a text', 'encode')(prompt)
   row = token_ids(prompt, f'prompt {i}', 'a prompt is a text, a list of token ids or chat messages', vocab)
   if not row.size:
     raise ValueError(f'prompt {i} is empty; a model needs one token at least.')
@@ -100,11 +100,14 @@ def is_chat(prompt) -> bool:
   return isinstance(prompt, (list, tuple)) and bool(prompt) and all(isinstance(x, dict) for x in prompt)
 
 
-def _tokenizer(models: Sequence[Model], i: int, what: str):
-  tokenizer = models[-1].tokenizer
+def _reader(models: Sequence[Model], i: int, what: str, method: str) -> Callable:
+  """Return the method of the last model's tokenizer that reads such a prompt."""
+  tokenizer, name = models[-1].tokenizer, models[-1].name
   if tokenizer is None:
-    raise ValueError(f'prompt {i} is {what}, but {models[-1].name} has no tokenizer; give token lists.')
-  return tokenizer
+    raise ValueError(f'prompt {i} is {what}, but {name} has no tokenizer; give token lists.')
+  if not hasattr(tokenizer, method):
+    raise ValueError(f'prompt {i} is {what}, but the tokenizer of {name} has no `{method}`; give it one, or token lists.')
+  return getattr(tokenizer, method)
 
 
 def check_ids(example_ids, count: int) -> np.ndarray:

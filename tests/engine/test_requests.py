@@ -162,6 +162,16 @@ def test_models_with_a_tokenizer_of_ones_own_share_tokens_where_they_have_as_man
     run(METHODS['speculative'], [other, LETTERED[1]], 'bc')
 
 
+def test_a_tokenizer_of_ones_own_without_a_chat_reads_texts_alone():
+  class Plain:
+    encode, decode = Letters.encode, Letters.decode
+
+  models = [PAIR[0], LARGE.replace(tokenizer=Plain())]
+  assert run(METHODS['speculative'], models, 'bc').tokens == run(METHODS['speculative'], LETTERED, 'bc').tokens
+  with pytest.raises(ValueError, match=having('prompt 0', 'chat messages', LARGE.name, '`chat`')):
+    run(METHODS['speculative'], models, [[{'role': 'user', 'content': 'bc'}]])
+
+
 @pytest.mark.full
 def test_samples_of_a_prompt_share_its_prefill_and_differ(monkeypatch):
   read = []
