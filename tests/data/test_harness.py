@@ -74,7 +74,6 @@ def test_prompts_stops_and_scores_are_the_harnesss(folder):
   assert shots.examples[0].prompt.count('A:') == 2 and shots.max_new_tokens == 7
 
 
-@pytest.mark.full
 def test_an_experiment_has_the_task_by_its_gin_name(folder):
   settings = [
     'curves/Curve.name = "target only"',

@@ -31,6 +31,7 @@ def test_the_roofline_is_flat_to_the_knee_and_then_a_line():
   assert times.cache == pytest.approx(2 * 2 * 4096 * 2 * 192 / chip.bandwidth, rel=0.01)
 
 
+@pytest.mark.long
 def test_a_network_of_more_layers_costs_what_two_smaller_ones_say():
   pytest.importorskip('libtpu')
   make = lambda n: Decoder(DecoderConfig(512, 256, 4, 4, 64, 512, (Span(),) * n), (1,), 'bfloat16')

@@ -91,7 +91,7 @@ def test_a_round_of_one_cache_for_two_models_copies_nothing(pair, capsys, tmp_pa
   assert found['simulated_cycles'] >= found['floor_cycles'] >= found['traffic_cycles'] > 0
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_round_of_int8_reads_a_byte_a_weight(pair, capsys):
   pytest.importorskip('libtpu')
   args = ('--topology', 'v5e:2x2', '--models', *pair, *ASKED['speculative'], '--prefill', '--dtype')
@@ -271,7 +271,7 @@ def attention(module: hlo.Module) -> Counter:
   return Counter(str([(a.dtype, a.dims) for a in hlo.arrays(x.shape)]) for x in runs if x.target in hlo.KERNELS)
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize('mesh', [{}, {'data': 2, 'model': 2}])
 def test_timed_passes_and_a_step_that_another_program_partitions_have_the_attention_of_the_loop(mesh):
   pytest.importorskip('libtpu')
@@ -306,7 +306,7 @@ def compiled_for_tpus(run, *args) -> hlo.Module:
   return hlo.Module(aot.compile_for('tpu', run, args).as_text())
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize('topology, mesh', [('v5e:2x2', (2, 2)), ('v5e:4x4', (4, 4))])
 def test_no_cache_and_no_law_is_gathered_in_a_round(topology, mesh):
   pytest.importorskip('libtpu')
