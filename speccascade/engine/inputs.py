@@ -106,7 +106,7 @@ def _reader(models: Sequence[Model], i: int, what: str, method: str) -> Callable
   if tokenizer is None:
     raise ValueError(f'prompt {i} is {what}, but {name} has no tokenizer; give token lists.')
   if not hasattr(tokenizer, method):
-    raise ValueError(f'prompt {i} is {what}, but the tokenizer of {name} has no `{method}`; give it one, or token lists.')
+    raise ValueError(f'prompt {i} is {what}, but the tokenizer of {name} has no `{method}`; give token lists.')
   return getattr(tokenizer, method)
 
 
