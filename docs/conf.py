@@ -2,9 +2,11 @@
 
 import ast
 import importlib
+import importlib.metadata
 import inspect
 import os
 from pathlib import Path
+import re
 import sys
 import textwrap
 
@@ -94,6 +96,13 @@ def link_names(app, doctree, docname):
       node.replace_self(link)
 
 
+def link_repository(app, docname, source):
+  """Let links to experiments lead to the repository's page, or be their paths where no page is known."""
+  address = importlib.metadata.metadata('speccascade').get('Home-page')
+  to = r'[\1](' + f'{address}/blob/main/' + r'\2)' if address else r'`\2`'
+  source[0] = re.sub(r'\[([^]]+)\]\((?:\.\./)+(experiments/[^)]+)\)', to, source[0])
+
+
 class Known(SphinxDirective):
   """The entries of what a module knows by name, as its function `known` returns it: `.. known:: speccascade.rules`."""
 
@@ -159,4 +168,5 @@ def setup(app):
   app.add_html_math_renderer('mathml', (visit_math, None), (visit_displayed_math, None))
   app.connect('autodoc-skip-member', skip_member)
   app.connect('autodoc-process-docstring', add_fields, priority=400)  # before napoleon reads it
+  app.connect('source-read', link_repository)
   app.connect('doctree-resolved', link_names)

@@ -154,12 +154,12 @@ def speculative(
 
   A rule that reads q needs the drafter's distribution after the block too, at one more call of the drafter. The method
   uses that call to draft the (γ + 1)-th token. The verifier scores γ, which gives its distribution at γ + 1 positions,
-  and the last token is tested instead of a bonus token being drawn. A round commits as many tokens, and the text of a
-  seed is the same for every γ.
+  and the last token is tested instead of a bonus token being drawn. A round commits as many tokens as a plain one. As
+  every token is drafted and tested, the text of a seed is the same for every γ, which that of a plain one is not.
 
   Args:
     rule: The rule, with its numbers bound.
-    block: γ, the number of tokens that the verifier scores in a round.
+    block: γ, the number of drafted tokens that the verifier scores in a round.
     policy: When a draft ends before γ tokens.
     accept: How the block is tested; `acceptance.block` tests it jointly.
     pair: The numbers of drafter and verifier among the given models. None takes a list of these two.

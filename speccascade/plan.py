@@ -14,7 +14,7 @@ import sys
 
 from speccascade import rules
 from speccascade.data import files
-from speccascade.decode import options
+from speccascade.decode import lines, options
 from speccascade.host import commands, storage
 from speccascade.host.errors import RunError
 from speccascade.planning.planner import plan
@@ -29,9 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.plan', __doc__)
   options.add_models(parser, positional=True)
-  about = 'a text file, one prompt a line, or JSON lines with --prompt_field; .gz or not'
+  about = 'a text file, a prompt a line; requests as of speccascade.decode if its name ends in .jsonl; .gz or not'
   parser.add_argument('--prompts', metavar='INPUT', required=True, help=about)
-  parser.add_argument('--prompt_field', help="a field of JSON lines, or a template: 'Question: {question}\\nAnswer:'")
+  about = "of JSON lines of any kind: a field, or a template: 'Question: {question}\\nAnswer:'"
+  parser.add_argument('--prompt_field', help=about)
   parser.add_argument('--count', type=commands.count, default=32, help='how many of the prompts are used (32)')
   parser.add_argument('--blocks', type=options.spans, default=tuple(range(1, 9)), help='γ to plan, as in 1,3,5 (1-8)')
   parser.add_argument('--batches', type=commands.counts, default=(1,), help='rows decoded at once, as in 1,8,32 (1)')
@@ -66,13 +67,18 @@ def _named_rule(text: str):
   return rules.spelled(found), found
 
 
+def _prompts(path: str, field: str | None, count: int) -> list:
+  if field is None and path.removesuffix('.gz').endswith('.jsonl'):
+    return lines.parse(path, files.read_text(path))[:count]
+  return files.texts(path, field and field.replace('\\n', '\n'), count)
+
+
 def _run(args: argparse.Namespace):
   if (count := len(options.models(args))) not in (2, 3):
     raise RunError(f'give two models, or three with a companion in the middle, not {count}.')
   out = storage.output_file(storage.local(args.out), args.overwrite) if args.out else None
   sampler = options.sampler(args)
-  field = args.prompt_field and args.prompt_field.replace('\\n', '\n')
-  prompts = files.texts(args.prompts, field, args.count)
+  prompts = _prompts(args.prompts, args.prompt_field, args.count)
   options.digests(args)
   settings = {name: getattr(args, name) for name in ('blocks', 'batches', 'max_new_tokens', 'seed', 'trials', 'budget')}
   settings |= dict(sampler=sampler, rules=dict(args.rule), predictors=args.predictors)

@@ -757,7 +757,7 @@ COMMANDS = {
         (['--rule=opt:abc'], ('--rule', 'opt:abc')),
         (['--rule=op:1'], ('--rule', "'op'", 'speculative')),
         (['--rule=chow:2'], ('chow:2', '0 <= alpha <= 1')),
-        (['--rule=opt'], ('opt', 'alpha')),
+        (['--rule=opt'], ('needs a value for alpha', 'opt(alpha=…) in a text; see --help')),
         (['--blocks=a-b'], ('--blocks', "'a-b'")),
         (['--blocks=1-999999999'], ('--blocks', "'1-999999999'", '256')),
         (['--budget=x'], ('--budget', "'x'", '0 for no limit')),
@@ -781,7 +781,7 @@ COMMANDS = {
   'check': [
     ([], 'MODULE:NAME'),
     (['rules'], ("'rules'", 'MODULE:NAME')),
-    (['speccascade.rules:otp'], 'otp'),
+    (['speccascade.rules:otp'], ('otp', 'did you mean opt?')),
     (['my_rules_of_nowhere:mine'], 'my_rules_of_nowhere'),
     (['speccascade.rules:opt', '--alpha=x'], ('--alpha', "'x'")),
   ],

@@ -306,7 +306,8 @@ def read_text(path: str | os.PathLike) -> str:
   file = storage.resolve(path)
   with storage.client_errors():
     if file.is_dir() or not file.exists():
-      raise FileNotFoundError(f'{path}: no such file; give the path of a text file, plain or gzipped.')
+      here = '' if storage.is_address(path) or file.is_absolute() else f' in {os.getcwd()}'
+      raise FileNotFoundError(f'{path}: no such file{here}; give the path of a text file, plain or gzipped.')
     data = file.read_bytes()
   if data[:2] == b'\x1f\x8b':
     try:

@@ -48,7 +48,7 @@ def _path(root: str, name: str) -> str:
   folder = storage.resolve(root)
   if not folder.is_dir():
     macro = gin_files.macro_of('speccascade.path', 'root')
-    raise ValueError(f'{macro} = {str(root)!r} is no folder here; bind another: --gin.{macro}="\'PATH\'"')
+    raise ValueError(f'{macro} = {str(root)!r} is no folder here; bind another: --gin.{macro}=PATH')
   return str(folder / name)
 
 

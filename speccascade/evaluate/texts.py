@@ -12,7 +12,6 @@ that the rule declares for a curve. `name` is the name in results::
 """
 
 from collections.abc import Callable, Iterator, Mapping
-import difflib
 import functools
 import inspect
 import re
@@ -79,9 +78,7 @@ def curve(value: Callable, arguments: Mapping[str, Any], text: str) -> Curve:
   takes = dict.fromkeys([*numbers, *(key for key in plugins.keywords(method) if rule is None or key != first), 'name'])
   for key in given:
     if key not in takes:
-      near = difflib.get_close_matches(key, takes, 1)
-      mean = f'; did you mean {near[0]}?' if near else ';'
-      raise ValueError(f'{text} has no argument {key}{mean} It takes {", ".join(takes)}.')
+      raise ValueError(f'{text} has no argument {key}{names.meant(key, takes) or "."} It takes {", ".join(takes)}.')
   varied = [key for key, x in given.items() if isinstance(x, list)]
   if len(varied) > 1:
     raise ValueError(f'{text}: {" and ".join(varied)} are lists, and one value varies; write a text for each.')

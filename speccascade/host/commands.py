@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
     taken = [option for option in greedy if required and option not in missing]
     if taken and not missing.startswith('-'):
       message += f' ({taken[0]} takes all that follows it up to another option: write -- before {missing})'
-    raise RunError(f'{message}; see --help.')
+    raise RunError(f'{message.removesuffix(".")}; see --help.')
 
 
 def add_gin(parser: Parser, unbound: str, example: str):

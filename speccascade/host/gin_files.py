@@ -6,7 +6,6 @@ A gin file is code: it imports modules and calls what it names, so reading one r
 import ast
 from collections.abc import Iterator, Sequence
 import contextlib
-import difflib
 import functools
 import importlib.util
 import inspect
@@ -19,7 +18,7 @@ from typing import Any
 
 import gin
 
-from speccascade.host import storage
+from speccascade.host import names, storage
 from speccascade.host.errors import first_line, RunError
 
 # The files that come with the package: inside it where it is installed, next to it in a clone.
@@ -136,7 +135,7 @@ def _check_asked_for():
       continue
     inner = sorted(f'{at}/{rest}' for at, *of in read if not is_macro and not scope and of == [*key[1:]])
     known = sorted({at for at, selector, _ in read if (selector == 'gin.macro') == is_macro})
-    unused = f'nothing uses {"%" * is_macro}{name}{_suggestion(name if is_macro else scope, known)}'
+    unused = f'nothing uses {"%" * is_macro}{name}{names.meant(name if is_macro else scope, known)}'
     why = f'the config binds {", ".join(inner)}; bind those' if inner else unused
     raise RunError(f'--gin.{name} has no effect: {why}.')
 
@@ -205,11 +204,6 @@ def macro_of(configurable: str, parameter: str) -> str:
   return '/'.join(value.scopes) if is_macro else f'{configurable.split(".")[-1]}.{parameter}'
 
 
-def _suggestion(name: str, known: Sequence[str]) -> str:
-  near = difflib.get_close_matches(name, known, 1, 0.5)
-  return f'; did you mean {near[0]}?' if near else ''
-
-
 def _known() -> list[str]:
   registry = gin.config._REGISTRY
   full = [selector.removeprefix('speccascade.') for selector, _ in registry.items()]
@@ -237,11 +231,11 @@ def _explain(error: Exception) -> str:
   location = f' ({sources[0].rstrip(":")})' if sources else ''
   if m := re.search(r"No configurable matching (?:reference )?'@?([\w./]+?)(?:\(\))?'", message):
     name = m.group(1).split('/')[-1]
-    return f'config: there is no {name}{_suggestion(name, _known()) or "; is its module imported?"}{location}'
+    return f'config: there is no {name}{names.meant(name, _known()) or "; is its module imported?"}{location}'
   if m := re.search(r"Configurable '(.+?)' doesn't have a parameter named '(.+?)'", message):
     selector, name = m.groups()
     known = _parameters(selector)
-    near = _suggestion(name, known) or f'; it has {", ".join(known)}'
+    near = names.meant(name, known) or f'; it has {", ".join(known)}'
     return f'config: {selector} has no parameter {name}{near}{location}'
   if m := re.search(r'^(?:.*?)(\w+)(\.__init__|\.__new__)?\(\) missing \d+ required [\w-]+ arguments?: (.+)$', message):
     if not m.group(2) and m.group(3) in ("'q' and 'p'", "'models'"):  # a rule, a combiner
@@ -251,7 +245,7 @@ def _explain(error: Exception) -> str:
     return f'config: {name} lacks {m.group(3)}; bind it, as in {name}.{m.group(3).split(chr(39))[1]} = …'
   if m := re.search(r"No bindings specified for '(.+?)/(?:gin\.)?macro'", message):
     macros = [scope for scope, selector in gin.config._CONFIG if selector == 'gin.macro']
-    return f'%{m.group(1)} is used but bound nowhere{_suggestion(m.group(1), macros)}; bind it, as in {m.group(1)} = …'
+    return f'%{m.group(1)} is used but bound nowhere{names.meant(m.group(1), macros)}; bind it, as in {m.group(1)} = …'
   if m := re.search(r"Ambiguous selector '(.+?)', matches \[(.+?)\]", message):
     return f'config: {m.group(1)} is the end of several names, {m.group(2)}; write one of them{location}'
   if isinstance(error, RecursionError):

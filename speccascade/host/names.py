@@ -7,7 +7,7 @@ my_rules:mine(alpha=0.3)                      of a module in the current folder,
 """
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import difflib
@@ -115,6 +115,12 @@ def _named(node: ast.expr, what: str, known: Mapping[str, Any], inner: Mapping[s
   return Named(value, node.id, arguments, short, called or bool(short))
 
 
+def meant(name: str, known: Iterable[str]) -> str:
+  """Return which known name may be meant, as the end of a sentence, empty where none is near."""
+  near = difflib.get_close_matches(name, known, 1, 0.5)
+  return f'; did you mean {near[0]}?' if near else ''
+
+
 def _among(known: Mapping[str, Any], name: str) -> str:
   """Return what is known, or of many names those that are near, as the end of a sentence."""
   if not known:
@@ -179,7 +185,8 @@ def imported(name: str, attribute: str) -> Any:
   """Return the value of a name in a module of the current folder or an installed one."""
   found = module(name)
   if not hasattr(found, attribute):
-    raise ValueError(f'{name} ({found.__file__}) has no {attribute}.')
+    known = [other for other, value in vars(found).items() if callable(value)]
+    raise ValueError(f'{name} ({found.__file__}) has no {attribute}{meant(attribute, known) or "."}')
   return getattr(found, attribute)
 
 

@@ -64,7 +64,7 @@ class Progress(tqdm.tqdm):
 
   def end(self):
     """Report that no work is left, also where there was less than the total."""
-    if self.n < self.total:
+    if 0 < self.n < self.total:
       self.total = self.n
       self.refresh()
     self.close()

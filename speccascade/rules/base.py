@@ -94,7 +94,7 @@ class Prediction:
 
   @functools.cached_property
   def entropy(self) -> Array:
-    """The entropy [...] of `plain`."""
+    """The entropy [...] of `plain`, in nats."""
     return sampling.entropy(self.logits)
 
   @functools.cached_property

@@ -38,7 +38,7 @@ def bind(function: Callable, **numbers) -> tree_util.Partial:
 def bind_rule(rule: Rule) -> tree_util.Partial:
   """Bind a rule and check its α: every value that the rule needs is given and in range."""
   bound = bind(rule)
-  facts = _declared(bound, example=EXAMPLE)
+  facts = _declared(bound)
   if not facts.is_rule:
     raise ValueError(f'{name_of(rule)} is a combiner, not a rule of two models; give it to cos or ensemble.')
   low, high, *_ = facts.alpha or Range()
@@ -51,7 +51,7 @@ def bind_rule(rule: Rule) -> tree_util.Partial:
 def bind_combiner(combiner: Combiner | Rule) -> tree_util.Partial:
   """Bind a combiner, or a rule, which cascades the models; check its values."""
   bound = bind(combiner)
-  facts = _declared(bound, example='functools.partial(rules.contrastive, mu=0.1)')
+  facts = _declared(bound)
   if facts.is_rule:
     return bind_rule(bound)
   for name, value in bound.keywords.items():
@@ -71,7 +71,7 @@ def models_of(bound: tree_util.Partial) -> int | None:
   return models(*bound.keywords.values()) if callable(models) else models
 
 
-def _declared(bound: tree_util.Partial, *, example: str) -> Declaration:
+def _declared(bound: tree_util.Partial) -> Declaration:
   """Return the declaration of a function, having refused unknown, missing and old-fashioned arguments."""
   parameters = inspect.signature(inside(bound)).parameters
   if strange := [name for name in ('sampler', 'rest') if name in parameters and name not in bound.keywords]:
@@ -86,5 +86,8 @@ def _declared(bound: tree_util.Partial, *, example: str) -> Declaration:
   for name, parameter in parameters.items():
     keyword_only = parameter.kind is inspect.Parameter.KEYWORD_ONLY
     if keyword_only and parameter.default is parameter.empty and name not in bound.keywords:
-      raise ValueError(f'{name_of(bound)} needs a value for {name}; bind it, as in {example}.')
+      of = name_of(bound)
+      raise ValueError(
+        f'{of} needs a value for {name}: functools.partial({of}, {name}=…) in Python, {of}({name}=…) in a text.'
+      )
   return declaration(bound)

@@ -172,7 +172,7 @@ def test_the_file_to_copy_runs_with_other_paths_alone(tmp_path, monkeypatch):
     text = text.replace(f"'org/{name}'", repr(str(pretrained / name)))
   monkeypatch.chdir(tmp_path)
   (experiment,) = build(text, tmp_path)
-  assert len(text.splitlines()) <= 13 and 'org/' not in text
+  assert len(text.splitlines()) <= 14 and 'org/' not in text
   mine = experiment.curves[-1]
   assert mine.name == 'mine' and len(experiment.curves) > 10 and mine.build(0.3).target[1].keywords['alpha'] == 0.3
   assert [model.name for model in experiment.load()] == ['small', 'large']

@@ -411,20 +411,23 @@ def test_a_file_that_is_no_plan_is_refused_by_its_name(text, tmp_path):
 def test_a_command_plans_and_another_decodes_by_it(tmp_path, capsys):
   folder = Path(embedded.__file__).parent / 'pretrained'
   models, out = [str(folder / name) for name in ('small', 'large')], tmp_path / 'plan.json'
-  (tmp_path / 'lines.txt').write_text('\n'.join(e.prompt for e in embedded.task(count=8).examples))
-  asked = [*models, f'--prompts={tmp_path / "lines.txt"}', '--blocks=2', '--temperature=0', '--trials=0']
+  texts = [e.prompt for e in embedded.task(count=8).examples]
+  given = [*texts[:4], *({'prompt': text, 'seed': 1} for text in texts[4:])]
+  (tmp_path / 'in.jsonl').write_text('\n'.join(map(json.dumps, given)))
+  asked = [*models, f'--prompts={tmp_path / "in.jsonl"}', '--blocks=2', '--temperature=0', '--trials=0']
   asked += ['--max-new-tokens=16', '--rule=opt:0.3', f'--out={out}']
   assert plan.main(asked) == 0
   printed, bar = capsys.readouterr()
   assert 'cost ratio' in printed and 'opt:0.3' in printed and 'Speculation' in printed
   assert re.fullmatch(r'plan: (\d+)/\1 steps .*', bar.splitlines()[-1])
   assert plan.main(asked) == 1 and 'plan.json exists; pass --overwrite' in capsys.readouterr().err
-  (tmp_path / 'in.jsonl').write_text('"A dog runs."\n"Two men sit."\n')
   paths = [str(tmp_path / name) for name in ('in.jsonl', 'out.jsonl')]
   run = ['--models', *models, f'--plan={out}', '--max_new_tokens=16', *paths]
   assert command.main(run) == 1 and 'with temperature 0, not with temperature 1' in capsys.readouterr().err
   assert command.main([*run, '--temperature=0']) == 0
-  assert len((tmp_path / 'out.jsonl').read_text().splitlines()) == 2
+  assert len((tmp_path / 'out.jsonl').read_text().splitlines()) == 8
+  read = plans.digest_of([embedded.models()[0].tokenizer.encode(text) for text in texts])
+  assert plans.load(out).origin.data == f'in.jsonl, 8 prompts {read}'
 
 
 @pytest.mark.long
