@@ -35,7 +35,7 @@ class Progress(tqdm.tqdm):
   ):
     stream = stream or sys.stderr
     terminal = stream.isatty()
-    left = '<{remaining}, {rate_noinv_fmt}' if budget is None else f' of {self.format_interval(budget)}'
+    left = '<{remaining}, {rate_noinv_fmt}' if budget is None else f', budget {self.format_interval(budget)}'
     super().__init__(
       desc=label,
       total=total,
