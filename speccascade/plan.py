@@ -69,7 +69,10 @@ def _named_rule(text: str):
 
 def _prompts(path: str, field: str | None, count: int) -> list:
   if field is None and path.removesuffix('.gz').endswith('.jsonl'):
-    return lines.parse(path, files.read_text(path))[:count]
+    try:
+      return lines.parse(path, files.read_text(path))[:count]
+    except ValueError as error:
+      raise RunError(f'{error}; objects of another kind need --prompt_field.') from None
   return files.texts(path, field and field.replace('\\n', '\n'), count)
 
 

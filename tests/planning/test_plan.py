@@ -430,6 +430,12 @@ def test_a_command_plans_and_another_decodes_by_it(tmp_path, capsys):
   assert plans.load(out).origin.data == f'in.jsonl, 8 prompts {read}'
 
 
+def test_prompts_that_are_no_requests_need_a_field(tmp_path, capsys):
+  (tmp_path / 'problems.jsonl').write_text('{"question": "1 + 1", "answer": "2"}')
+  assert plan.main(['small', 'large', f'--prompts={tmp_path / "problems.jsonl"}']) == 1
+  assert says(capsys.readouterr().err, 'line 1', "'question'", '--prompt_field')
+
+
 @pytest.mark.long
 def test_costs_and_speeds_are_measured_where_none_are_given(monkeypatch):
   shown = []
