@@ -79,13 +79,15 @@ def _prompts(path: str, field: str | None, count: int) -> list:
 def _run(args: argparse.Namespace):
   if (count := len(options.models(args))) not in (2, 3):
     raise RunError(f'give two models, or three with a companion in the middle, not {count}.')
+  if isinstance(args.mesh, list):
+    raise RunError('--mesh has two meshes, and a plan is of models on one: give it alone, as --mesh=data=1,model=4.')
   out = storage.output_file(storage.local(args.out), args.overwrite) if args.out else None
   sampler = options.sampler(args)
   prompts = _prompts(args.prompts, args.prompt_field, args.count)
   options.digests(args)
   settings = {name: getattr(args, name) for name in ('blocks', 'batches', 'max_new_tokens', 'seed', 'trials', 'budget')}
   settings |= dict(sampler=sampler, rules=dict(args.rule), predictors=args.predictors)
-  data = storage.local(args.prompts).name
+  data = storage.resolve(args.prompts).name
   report = plan(options.load_models(args), prompts, data=data, progress=True, **settings)
   if out is not None:
     report.save(out)

@@ -766,6 +766,7 @@ COMMANDS = {
         ([], 'a '),
       ]
     ),
+    ([*'ab', '--prompts={tmp}/file', '--mesh=data=1/model=1'], ('two meshes', '--mesh=data=1,model=4')),
     ([*'ab', '--prompts={tmp}/none'], '{tmp}/none'),
     ([*'ab', '--prompts={tmp}/none', '--out={tmp}', '--overwrite'], '{tmp} is a folder'),
     ([*'ab', '--prompts={tmp}/none', '--out={tmp}/file/plan.json'], ('{tmp}/file/plan.json', 'choose another')),

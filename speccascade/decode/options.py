@@ -186,7 +186,8 @@ def add_method(parser: argparse._ActionsContainer):
   parser.add_argument(
     '--policy', type=named(stopping.find), help=f'when drafts end: {policies}, as in Heuristic(first=3)'
   )
-  parser.add_argument('--accept', type=named(acceptance.find), help='the acceptor: token_wise or block (token_wise)')
+  acceptors = ', '.join(acceptance.known())
+  parser.add_argument('--accept', type=named(acceptance.find), help=f'the acceptor: {acceptors} (token_wise)')
   parser.add_argument('--plan', metavar='FILE', help='of planned, sv, sv_exact, scheduled: a file of speccascade.plan')
 
 

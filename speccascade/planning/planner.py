@@ -89,6 +89,8 @@ def plan(
   call = dict(max_new_tokens=max_new_tokens, sampler=sampler, seed=seed)
   rows = Job.of(methods.speculative(pair=(0, len(models) - 1)), models, prompts, **call).rows
   models = hidden.attached(models, len(models) - 1)
+  if sharding.apart(models):
+    raise ValueError('a plan is of models on the same devices: give all of them one mesh.')
   if models[0].network.drafts_only and (predictors or len(models) == 3):
     raise ValueError(
       f'{models[0].name} only drafts, and what predicts acceptance is timed with the drafter alone: plan it without '
