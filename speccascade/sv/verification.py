@@ -27,6 +27,7 @@ from speccascade.sv import predictors
 from speccascade.sv.predictors import Predictor
 from speccascade.types import Array, Carry, checked_int, FINAL, iota, Network, static
 
+ANY = 2**31 - 1  # rows that times of any batch are of
 COUNTS = ('tokens', 'accepted')  # what goodput counts: all that come out, or the drafted ones that are accepted
 
 
@@ -45,7 +46,7 @@ class Latency:
   @classmethod
   def of(cls, times: Any, steps: Mapping[int, Sequence[float]] | None = None) -> 'Latency':
     """Take {rows: {tokens: seconds}} as measured, a staircase between, or a time for 0, 1, 2, … tokens of any batch."""
-    by_rows = times if isinstance(times, Mapping) else {1: times}
+    by_rows = times if isinstance(times, Mapping) else {ANY: times}
     rows = tuple(sorted(checked_int('rows', n) for n in by_rows))
     if not rows:
       raise ValueError('latency has no times; give those of a batch of one row at least.')
@@ -180,7 +181,7 @@ class Goodput(Budget):
 
   def __call__(self, chances, active):
     gains = jnp.cumprod(chances, 1)
-    if gains.shape[0] > self.latency.rows[-1] > 1:
+    if gains.shape[0] > self.latency.rows[-1]:
       warnings.warn(
         f'the plan has times of up to {self.latency.rows[-1]} rows, and this batch has {gains.shape[0]}: what more '
         'tokens cost is a guess; plan with --batches of this size.',

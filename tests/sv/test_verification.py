@@ -149,6 +149,15 @@ def test_a_time_that_was_not_measured_is_that_of_the_next_size():
   assert seconds.tolist() == [1, 3, 4, 5] and steps.tolist() == [0, 0, 0]
 
 
+def test_times_of_smaller_batches_warn_and_times_of_any_batch_do_not():
+  chances, active = jnp.full((4, 5), 0.8), jnp.ones(4, bool)
+  any_batch = verification.Goodput(verification.Latency.of([1.0, 1.1]))
+  of_one = verification.Goodput(verification.Latency.of({1: {1: 1.0, 6: 1.1}}))
+  assert any_batch(chances, active).shape == (4,)
+  with pytest.warns(UserWarning, match=having('up to 1 rows', 'batch has 4', '--batches')):
+    of_one(chances, active)
+
+
 def test_the_table_is_looked_up_by_its_edges():
   s, a = jnp.array([[0.1, 0.8, 0.9]]), jnp.array([[0.6, 0.59, 1.0]])
   np.testing.assert_allclose(TABLE(s, a), [[0.3, 0.1, 0.9]], rtol=1e-6)
