@@ -31,7 +31,7 @@ from speccascade.sv import verification
 def _run(experiments: Sequence[Experiment], folder: str | None = None) -> list[Experiment]:
   """Return the experiments of a run, which a config binds as run.experiments; `run.folder` is where results go."""
   if not isinstance(folder, str | os.PathLike | None):
-    raise ValueError(f'run.folder = {folder!r} is no path; bind one, as in --gin.run.folder="\'runs/mine\'".')
+    raise ValueError(f'run.folder = {folder!r} is no path; bind one, as in --gin.run.folder=runs/mine.')
   return list(experiments)
 
 
