@@ -386,7 +386,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.error('give two checkpoints and --prompts, or the name of a pair')
   if args.prompts:
     args.paths = args.models
-    prompts = files.lines(args.prompts)[: args.count]
+    prompts = files.texts(args.prompts, count=args.count)
     models = checkpoints.load_all(args.paths)
     models = timing.endless(models) if args.ignore_eos else models
   else:
