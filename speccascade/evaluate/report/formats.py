@@ -14,8 +14,8 @@ NEXT = """
 Next:
   one temperature of your own   python -m speccascade.run --gin.Experiment.temperatures=[0.7]
   another seed, longer timing   python -m speccascade.run --gin.Experiment.seed=1 --gin.Experiment.latency_trials=5
-  your models and sentences     gin_configs/runs/ has experiments to start from; each file opens with its command
-  a rule of your own            "Add a rule" in README.md; a config takes it with `import my_rules`
+  your models and sentences     copy gin_configs/forkme.gin; gin_configs/runs/ has more, each with its command
+  a rule of your own            "Add a rule" in README.md; --gin.Experiment.curves='my_rules:mine(alpha=[0.1, 0.3])'
   every flag                    python -m speccascade.run --help"""
 
 ABOUT = ('curve', 'parameter', 'value', 'temperature', 'batch', 'examples')
