@@ -20,6 +20,7 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 
 ROOT = Path(__file__).parents[1]
+ADDRESS = importlib.metadata.metadata('speccascade').get('Home-page')  # of the repository, where it is known
 sys.path[:0] = [str(ROOT), str(ROOT / 'docs')]
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
@@ -98,8 +99,7 @@ def link_names(app, doctree, docname):
 
 def link_repository(app, docname, source):
   """Let links to experiments lead to the repository's page, or be their paths where no page is known."""
-  address = importlib.metadata.metadata('speccascade').get('Home-page')
-  to = r'[\1](' + f'{address}/blob/main/' + r'\2)' if address else r'`\2`'
+  to = r'[\1](' + f'{ADDRESS}/blob/main/' + r'\2)' if ADDRESS else r'`\2`'
   source[0] = re.sub(r'\[([^]]+)\]\((?:\.\./)+(experiments/[^)]+)\)', to, source[0])
 
 

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.plan', __doc__)
-  options.add_models(parser, positional=True)
+  options.add_models(parser, positional=True, apart=False)
   about = 'a text file, a prompt a line; requests as of speccascade.decode if its name ends in .jsonl; .gz or not'
   parser.add_argument('--prompts', metavar='INPUT', required=True, help=about)
   about = "of JSON lines of any kind: a field, or a template: 'Question: {question}\\nAnswer:'"
@@ -69,8 +69,9 @@ def _named_rule(text: str):
 
 def _prompts(path: str, field: str | None, count: int) -> list:
   if field is None and path.removesuffix('.gz').endswith('.jsonl'):
+    text = files.read_text(path)
     try:
-      return lines.parse(path, files.read_text(path))[:count]
+      return lines.parse(path, text)[:count]
     except ValueError as error:
       raise RunError(f'{error}; objects of another kind need --prompt_field.') from None
   return files.texts(path, field and field.replace('\\n', '\n'), count)
@@ -79,8 +80,6 @@ def _prompts(path: str, field: str | None, count: int) -> list:
 def _run(args: argparse.Namespace):
   if (count := len(options.models(args))) not in (2, 3):
     raise RunError(f'give two models, or three with a companion in the middle, not {count}.')
-  if isinstance(args.mesh, list):
-    raise RunError('--mesh has two meshes, and a plan is of models on one: give it alone, as --mesh=data=1,model=4.')
   out = storage.output_file(storage.local(args.out), args.overwrite) if args.out else None
   sampler = options.sampler(args)
   prompts = _prompts(args.prompts, args.prompt_field, args.count)

@@ -45,7 +45,8 @@ def mesh(text: str) -> dict[str, int]:
   try:
     return {name: int(count) for name, count in (item.split('=') for item in text.split(','))}
   except ValueError:
-    raise argparse.ArgumentTypeError(f"'{text}' is not like data=1,model=4") from None
+    wrong = 'has two meshes, where one is taken; give it as --mesh=data=1,model=4' if '/' in text else None
+    raise argparse.ArgumentTypeError(f"'{text}' {wrong or 'is not like data=1,model=4'}") from None
 
 
 def meshes(text: str) -> dict[str, int] | list[dict[str, int]]:
@@ -85,8 +86,11 @@ def spans(text: str) -> tuple[int, ...]:
 # ---- models ----
 
 
-def add_models(parser: commands.Parser, *, positional: bool = False):
-  """Let a command take checkpoints, after `--models` or as positional arguments; `load_models` loads them."""
+def add_models(parser: commands.Parser, *, positional: bool = False, apart: bool = True):
+  """Let a command take checkpoints, after `--models` or as positional arguments; `load_models` loads them.
+
+  Drafters may have a mesh of their own where the command can decode so, `apart`.
+  """
   text = 'checkpoints, the drafter first and the verifier last; FOLDER@4 is the first four layers of FOLDER'
   if positional:
     parser.add_argument('models', nargs='*', metavar='MODEL', help=text)
@@ -98,8 +102,9 @@ def add_models(parser: commands.Parser, *, positional: bool = False):
   add_dtype(parser, None, 'as stored; float32 on a CPU')
   about = "let models with another vocabulary draft with the last one's tokens"
   parser.add_argument('--translate', action='store_true', help=about)
-  about = 'devices by axis, as in data=1,model=4; of the drafters and of the verifier in data=4/model=4 (one device)'
-  parser.add_argument('--mesh', type=meshes, help=about)
+  two = '; of the drafters and of the verifier in data=4/model=4' if apart else ''
+  about = f'devices by axis, as in data=1,model=4{two} (one device)'
+  parser.add_argument('--mesh', type=meshes if apart else mesh, help=about)
 
 
 def add_dtype(parser: argparse._ActionsContainer, default: str | None, by_default: str):
