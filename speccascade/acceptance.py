@@ -33,6 +33,7 @@ class Trial(NamedTuple):
   start: Array  # [B] the position of the first
   noise: sampling.Noise  # noise.accept(a, b, position, start) accepts with probability min(1, a / b)
   sampler: sampling.Sampler  # of the batch
+  models: tuple[int, ...]  # the slots of the test, the verifier last
 
 
 class Verdict(NamedTuple):
@@ -48,15 +49,15 @@ class Declaration(NamedTuple):
   """What is said of an acceptor by its decorator.
 
   Attributes:
-    reads: The slots of the method whose logits it reads; None: any, so that the logits of all models are stored.
+    reads: The slots of the method whose logits it reads beside those of the test; None: any, so that the logits of all models are stored.
     by_round: Whether it reads tokens that it then drops. If so, random numbers are keyed by round as well, because a
       number that has decided which tokens to drop may not draw them again.
-    exact: Whether the output follows π.
+    exact: Whether the output follows π; None where that is not known.
   """
 
   reads: tuple[int, ...] | None = None
   by_round: bool = True
-  exact: bool = True
+  exact: bool | None = None
 
 
 def acceptor(**facts) -> Callable:
@@ -85,7 +86,7 @@ def at_tokens(trial: Trial) -> tuple[Array, Array]:
   return sampling.at_token(trial.pi[:, :width], trial.tokens), sampling.at_token(trial.window.probs, trial.tokens)
 
 
-@acceptor(reads=(), by_round=False)
+@acceptor(reads=(), by_round=False, exact=True)
 def token_wise(trial: Trial) -> tuple[Verdict, sampling.Noise]:
   r"""Accept each token in turn (Leviathan et al. 2023, Algorithm 1).
 
@@ -118,28 +119,26 @@ class Threshold:
   Attributes:
     limit: The largest D (`rules.discrepancy`) of a token that is accepted.
     drafter: The slot of the drafter.
-    verifier: The slot of the verifier.
 
   Example:
     >>> print(acceptance.spelled(acceptance.Threshold(2.0)))
-    Threshold(limit=2.0, drafter=0, verifier=1)
+    Threshold(limit=2.0, drafter=0)
   """
 
   limit: Array
   drafter: int = static(default=0)
-  verifier: int = static(default=1)
 
   @property
   def declaration(self) -> Declaration:
-    """It reads both models, and replaces what it rejects by the verifier's."""
-    return Declaration((self.drafter, self.verifier), by_round=False, exact=False)
+    """It reads the drafter, too, and replaces what it rejects by the verifier's."""
+    return Declaration((self.drafter,), by_round=False, exact=False)
 
   def __post_init__(self):
     object.__setattr__(self, 'limit', sampling.traced(self.limit))
 
   def __call__(self, trial: Trial) -> tuple[Verdict, sampling.Noise]:
     width = trial.tokens.shape[1]
-    logits = (trial.window.logits[m][:, :width] for m in (self.drafter, self.verifier))
+    logits = (trial.window.logits[m][:, :width] for m in (self.drafter, trial.models[-1]))
     ok = rules.discrepancy(*(rules.Prediction(x, trial.sampler) for x in logits)) <= self.limit
     return Verdict(leading(ok & in_test(trial)), subtract=0.0), trial.noise
 
@@ -156,7 +155,6 @@ class FLy:
   Attributes:
     limit: The least -Σ p log p of the three tokens.
     window: How many tokens have to pass.
-    verifier: The slot of the verifier.
 
   Example:
     >>> print(methods.speculative(block=8, accept=acceptance.FLy(limit=0.3, window=4)))
@@ -165,12 +163,11 @@ class FLy:
 
   limit: Array
   window: int = static(default=6)
-  verifier: int = static(default=1)
 
   @property
   def declaration(self) -> Declaration:
-    """It reads the verifier, and tokens that it then drops."""
-    return Declaration((self.verifier,), by_round=True, exact=False)
+    """It reads tokens that it then drops."""
+    return Declaration((), by_round=True, exact=False)
 
   def __post_init__(self):
     object.__setattr__(self, 'limit', sampling.traced(self.limit))
@@ -184,14 +181,14 @@ class FLy:
     ok = ok & in_test(trial)
     padded = jnp.pad(ok, ((0, 0), (0, self.window)))
     followed = jnp.stack([padded[:, i : i + width] for i in range(1, self.window + 1)]).all(0)
-    p = rules.Prediction(trial.window.logits[self.verifier], trial.sampler)
+    p = rules.Prediction(trial.window.logits[trial.models[-1]], trial.sampler)
     largest = lax.top_k(p.plain[:, :width], min(3, p.plain.shape[-1]))[0]
     unsure = -jnp.where(largest > 0, largest * jnp.log(largest), 0).sum(-1) >= self.limit
     allowed = sampling.at_token(p.soft[:, :width], trial.tokens) > 0
     return Verdict(leading(ok | (unsure & allowed & followed & in_test(trial)))), noise
 
 
-@acceptor(reads=(), by_round=True)
+@acceptor(reads=(), by_round=True, exact=True)
 def block(trial: Trial) -> tuple[Verdict, sampling.Noise]:
   r"""Accept the block jointly (Sun et al. 2024, "Block Verification Accelerates Speculative Decoding", Algorithm 2).
 

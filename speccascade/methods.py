@@ -490,12 +490,11 @@ def _scheduled(
   budget = verification.check(budget).measured(latency, gamma + spare, reads)
   limit = verification.Scheduled(predictor, budget, most=gamma, spare=spare)
   last = len(slots) - 1
-  biased = predictor.declaration.drawn or budget.looks_ahead
   phases = (
     Propose(0, gamma + spare),
     *((Score(1, First(gamma - 1)),) if reads else ()),
     Score(last, limit),
-    *(() if spare else (Truncate(last, exact=not biased),)),
+    *(() if spare else (Truncate(last),)),
     Verify(rules.bind(rules.own), (last,)),
   )
   rule = predictor.name if name == 'scheduled' else None

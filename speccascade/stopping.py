@@ -125,6 +125,11 @@ class Policy:
     """
     return carry
 
+  @property
+  def exact(self) -> bool | None:
+    """Whether it learns from tested tokens alone, so that the output follows the target; None: that is not known."""
+    return True if type(self).learn is Policy.learn else None
+
   def learn(self, state: Any, tested: Array, accepted: Array, live: Array, most: int) -> Carry:
     """Return the carry after a round from its state before the commit, `engine.state.State`; by default `update`."""
     return self.update(state.policy, tested, accepted, live, most)

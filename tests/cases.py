@@ -201,8 +201,9 @@ METHODS = {
 def of_target(method):
   """Return the step of a method by the target that it declares: a rule by its definition, a combiner by itself."""
   combiner = method.target[1]
-  name, numbers = rules.name_of(combiner), [float(x) for x in combiner.keywords.values()]
+  name = rules.name_of(combiner)
   if name in RULES:
+    numbers = [float(x) for x in combiner.keywords.values()]
     return lockstep(lambda l, s: reference.chained(name, l, *numbers, s))
   return own if name == 'own' else lockstep(lambda l, s: made_by(combiner, l, s))
 
@@ -224,7 +225,7 @@ def without_a_row():
       made.append(methods.speculative(block=2, policy=docstrings.of_class(policy, 'stopping')))
   for accept in acceptance.known().values():
     if inspect.isfunction(accept) and accept not in known:
-      made.append(methods.speculative(block=1, accept=accept))
+      made.append(methods.speculative(block=2, accept=accept))
   for method in made:
     if isinstance(method, methods.Method) and method.keeps_distribution:
       models = COINS if method.by_round else [LARGE] if method.models == 1 else {2: PAIR, 3: TRIO}[method.models]

@@ -7,11 +7,10 @@ import signal
 import sys
 import tempfile
 
-# Tests compile much and compute little; a program in one piece has fewer memory mappings. This must stand before the
-# first use of JAX.
-QUICK = '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false'
-QUICK += ' --xla_cpu_parallel_codegen_split_count=1'
-os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {QUICK}'
+import compiling
+
+# This must stand before the first use of JAX.
+os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {compiling.flags(compiling.QUICK)}'
 os.environ |= {  # of the processes that tests start, too
   'JAX_COMPILATION_CACHE_DIR': os.path.join(tempfile.gettempdir(), 'speccascade-test-cache'),
   'JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES': 'none',  # as commands have it, or no program would be shared with them

@@ -13,8 +13,6 @@ from speccascade.engine.loop import decode_batch
 from speccascade.engine.loop import run as run_engine
 from speccascade.types import Prompt
 
-AS_USERS = {'xla_backend_optimization_level': 3, 'xla_cpu_use_fusion_emitters': True}  # compile; tests do it quicker
-
 
 def _decode(method, models, batch, *, max_new_tokens, sampler, noise, options=None):
   """Return the loop's last state; the work of many rows is worth an optimised program."""

@@ -69,6 +69,7 @@ def one_round(accept, q, pi, block, idle=0):
     jnp.zeros(rows, jnp.int32),
     Told(jnp.asarray(outcomes)),
     sampling.Sampler(),
+    (1,),
   )
   verdict, noise = jax.jit(accept)(trial)
   at = np.asarray(verdict.accepted)
@@ -163,7 +164,8 @@ def test_a_drafted_token_of_probability_0_divides_nothing():
     for accept in ACCEPTORS.values():
       noise = Told(jnp.ones((1, 2), bool))
       position = jnp.array([[0, 1]])
-      trial = acceptance.Trial(window, jnp.array([[1, 2]]), zero + 2, pi, position, zero, noise, sampling.Sampler())
+      drafts = jnp.array([[1, 2]])
+      trial = acceptance.Trial(window, drafts, zero + 2, pi, position, zero, noise, sampling.Sampler(), (1,))
       verdict, noise = accept(trial)
       assert np.isfinite(noise.chances).all() and np.isfinite(verdict.scale).all()
 
@@ -178,3 +180,18 @@ def test_an_acceptor_keeps_its_keys_by_round_however_it_is_given(given):
   for accept, by_round in ((acceptance.block, True), (acceptance.token_wise, False), (of_a_user, True)):
     assert methods.speculative(accept=given(accept)).by_round == by_round
   assert methods.speculative(accept=acceptance.Threshold(np.float32(1))).by_round is False
+
+
+@pytest.mark.parametrize('accept', [acceptance.FLy(0.5, window=1), acceptance.Threshold(2.0)])
+def test_an_acceptor_asks_the_verifier_of_its_test(accept):
+  """Of models 1 and 2 one is unsure and like the drafter, the other is sure of another token."""
+  unsure, sure = jnp.zeros((1, 4, 3)), jnp.tile(jnp.array([[[0.0, 0.0, 30.0]]]), (1, 4, 1))
+  q = jnp.full((1, 3, 3), 1 / 3)
+  zero = jnp.zeros(1, jnp.int32)
+  accepted = []
+  for logits in ((unsure, sure, unsure), (unsure, unsure, sure)):
+    window = Window(zero + 3, q, jnp.zeros((1, 3), jnp.int32), logits)
+    noise = Told(jnp.array([[False, True, True]]))
+    args = jnp.array([[0, 1, 0]]), zero + 3, jnp.full((1, 4, 3), 1 / 3), jnp.array([[0, 1, 2]]), zero, noise
+    accepted.append(int(accept(acceptance.Trial(window, *args, sampling.Sampler(), (1, 2)))[0].accepted[0]))
+  assert accepted == [3, 0]

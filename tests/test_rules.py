@@ -399,6 +399,11 @@ COMBINERS = {
 }
 
 
+def test_every_combiner_of_the_package_has_a_definition_here():
+  known = {name for name, x in rules.known().items() if not rules.declaration(x).is_rule}
+  assert known == {rules.name_of(combiner) for *_, combiner, _ in COMBINERS.values()}
+
+
 @pytest.mark.parametrize('name', COMBINERS)
 def test_a_combiner_equals_its_definition_in_float64(name):
   models, numbers, combiner, definition = COMBINERS[name]

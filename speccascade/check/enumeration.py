@@ -106,7 +106,8 @@ def emitted_distribution(
   `decode` decodes a batch with noise of one's own, as `engine.loop.decode_batch` does.
   """
   vocab = models[-1].network.vocab_size
-  rounds = count if method.by_round else 1
+  by_round = method.of([m.network for m in models]).by_round
+  rounds = count if by_round else 1
   radix = np.array([vocab, 2, vocab])
   # With rounds, a round that starts at token r decides about positions from r on.
   cells = [(r, p) for r in range(rounds) for p in range(r, count)]
@@ -117,12 +118,12 @@ def emitted_distribution(
     for purpose in range(3):
       rest, digits[:, r, p, purpose] = np.divmod(rest, radix[purpose])
   chances = jnp.asarray(np.tile((1 / radix).astype(np.float32), (total, rounds, count, 1)))
-  noise = Enumerated(jnp.asarray(digits), chances, base=len(prompt), by_round=method.by_round)
+  noise = Enumerated(jnp.asarray(digits), chances, base=len(prompt), by_round=by_round)
   batch = Prompt(jnp.tile(jnp.array([prompt], jnp.int32), (total, 1)), jnp.full(total, len(prompt), jnp.int32))
   state = jax.device_get(decode(method, models, batch, max_new_tokens=count, sampler=sampler, noise=noise))
   if (stalled := state.fault.code == STALLED).any():
     raise ValueError(validate.no_token(method.at(total), int(state.length[stalled][0])))
-  weight = _weights(state, len(prompt), count, radix, method.by_round, rounds)
+  weight = _weights(state, len(prompt), count, radix, by_round, rounds)
   emitted = state.tokens[:, len(prompt) : len(prompt) + count]
   emitted = np.where(np.arange(count) < (state.length - len(prompt))[:, None], emitted, -1)
   outcomes, which = np.unique(emitted, axis=0, return_inverse=True)
@@ -153,7 +154,11 @@ def distance(distribution: Distribution, reference: Distribution) -> tuple[float
 def lockstep_distribution(
   combiner: Callable, models: Sequence[Model], prompt: Sequence[int], count: int, sampler: sampling.Sampler
 ) -> Distribution:
-  """Return the distribution of tokens that are each drawn from a combiner's distribution after those before it."""
+  """Return the distribution of tokens that are each drawn from a combiner's distribution after those before it.
+
+  A text ends at a token of the last model's `eos_ids`.
+  """
+  ended: Distribution = {}
   distributions: Distribution = {(): 1.0}
   for _ in range(count):
     prefixes = list(distributions)
@@ -162,7 +167,11 @@ def lockstep_distribution(
     pi = np.asarray(_target(combiner, logits, sampler, tokens), np.float64)
     rows = zip(prefixes, pi, strict=True)
     distributions = {(*p, v): distributions[p] * m for p, row in rows for v, m in enumerate(row) if m}
-  return distributions
+    ends = [p for p in distributions if p[-1] in models[-1].network.eos_ids]
+    ended |= {p: distributions.pop(p) for p in ends}
+    if not distributions:
+      break
+  return ended | distributions
 
 
 def _next_logits(model: Model, tokens: Array) -> Array:

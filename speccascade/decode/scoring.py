@@ -133,6 +133,11 @@ def _read(models, numbers: Iterable[int], prompts, outputs, of: tree_util.Partia
 def _target(method: Strategy, batch_size: int) -> Target:
   """Return the models and the combiner of π, or raise where the tokens follow no such distribution."""
   method = method.at(batch_size)
+  if method.keeps_distribution is None:
+    raise ValueError(
+      f'{method.name}: nothing says that its tokens follow its target, so texts have no log-probability; declare it of '
+      'the part of your own: acceptor(exact=True), Policy.exact, or keeps_distribution() of a phase or a limit.'
+    )
   if not method.keeps_distribution:
     raise ValueError(
       f'{method.name}: the distribution of its next token is not determined by the tokens before it, so texts have no '

@@ -167,11 +167,13 @@ def commit(context: Context, state: State, c: Commit, *, keep: bool = False) -> 
   left = jnp.where(stay, w.size - c.accepted, 0)
 
   live = state.active & (c.tested > 0)
+  done = state.done | ends.any(1) | (after >= state.limit)
   before = state.replace(window=masked_window(context, state.window))
   return state.replace(
     tokens=tokens,
     length=after,
-    done=state.done | ends.any(1) | (after >= state.limit),
+    done=done,
+    active=state.active & ~done,  # for the phases of the round that follow
     fed=jnp.where(state.active[:, None], valid, state.fed),
     window=w.replace(size=jnp.where(state.active, left, w.size)),
     policy=context.policy.learn(before, jnp.minimum(c.tested, c.accepted + 1), c.accepted, live, width),

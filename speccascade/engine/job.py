@@ -143,7 +143,7 @@ def _check_numbers(method: Strategy, slots: Sequence[Model], rows: Sequence[requ
   """Refuse rows with the same random numbers where what these made of one decides about another."""
   some = [f'{model.name} drafts one from the text of another' for model in slots if model.network.remembers]
   limits = [phase.limit for phase in method.all_phases if isinstance(phase, Score) and phase.limit is not None]
-  if method.keeps_distribution:
+  if method.keeps_distribution is not False:
     some += [f'{limit} compares the draft of one with that of another' for limit in limits if limit.compares]
   first: dict[tuple, int] = {}
   for row in rows if some else ():

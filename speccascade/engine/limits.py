@@ -21,7 +21,8 @@ class Limit:
     most: The most tokens that it lets through; None for all.
     varies: Whether it may let fewer through than there are, up to `most`.
     fine: Whether it goes by what each number of tokens costs, so that a program has many widths.
-    compares: Whether how much of one row's draft is tested depends on another row's draft.
+    compares: Whether how much of one row's draft is tested depends on another row's draft, which later rounds draw by
+      the same numbers unless these are keyed by round.
   """
 
   reads: tuple[int, ...] | None = None
@@ -33,6 +34,10 @@ class Limit:
   def of(self, networks: Sequence[Network]) -> 'Limit':
     """Return it with what it takes from the networks of the slots."""
     return self
+
+  def keeps_distribution(self, by_round: bool) -> bool | None:
+    """Tell whether the output follows the target however it chooses; None: that is not known."""
+    return None
 
   def check_sampler(self, sampler: Sampler) -> None:
     """Refuse a sampler that it cannot go with."""
@@ -56,6 +61,9 @@ class First(Limit):
   @property
   def most(self) -> int:
     return self.n
+
+  def keeps_distribution(self, by_round: bool) -> bool:
+    return True
 
   def __call__(self, context: Context, state: State) -> Array:
     return jnp.minimum(state.window.size, self.n)

@@ -34,7 +34,6 @@ class Phase:
     tests: The slots whose logits must be known for the tokens that it commits.
     adds_logits: The slots whose logits it adds up, so that a token that a model lacks needs one.
     by_round: Whether the random numbers of a round are used in no other.
-    exact: Whether what it commits or drops keeps the distribution of the target.
   """
 
   draws: int = 0
@@ -45,7 +44,6 @@ class Phase:
   tests: tuple[int, ...] = ()
   adds_logits: tuple[int, ...] = ()
   by_round: bool = False
-  exact: bool = True
 
   def parts(self) -> tuple['Phase', ...]:
     """Return the phases that it is made of, all the way down: itself, unless it runs others."""
@@ -62,6 +60,13 @@ class Phase:
   def mapped(self, change: Callable[['Phase'], 'Phase']) -> 'Phase':
     """Return it changed, or, where it runs others, with each of them changed."""
     return change(self)
+
+  def keeps_distribution(self, by_round: bool) -> bool | None:
+    """Tell whether what it commits or drops keeps the distribution of the target, with numbers by round or position.
+
+    None: that is not known, as of a phase that does not say it.
+    """
+    return None
 
   def check_sampler(self, sampler: 'Sampler') -> None:
     """Refuse a sampler that it cannot go with."""
@@ -131,9 +136,13 @@ class Facts:
     """The slots whose logits a test needs."""
     return {slot for phase in self.phases for slot in phase.tests}
 
+  def feeding(self, model: int) -> list[Phase]:
+    """Return the phases that feed a model."""
+    return [phase for phase in self.phases if phase.feeds is not None and phase.feeds[0] == model]
+
   def known(self, model: int, drafted: int) -> int:
     """Return how many distributions a model knows at most after a draft."""
-    fed = [phase for phase in self.phases if phase.feeds is not None and phase.feeds[0] == model]
+    fed = self.feeding(model)
     scored = [phase.feeds[1] for phase in fed if not phase.draws]
     if fed and not scored:  # a drafter
       return drafted

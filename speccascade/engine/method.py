@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 from flax import struct
+import jax
 from jax import tree_util
 
 from speccascade import acceptance, rules, stopping
@@ -112,8 +113,11 @@ class Strategy:
     return (), None
 
   @property
-  def keeps_distribution(self) -> bool:
-    """Whether each token follows the distribution of `target`, given nothing but the tokens before it."""
+  def keeps_distribution(self) -> bool | None:
+    """Whether each token follows the distribution of `target`, given nothing but the tokens before it.
+
+    None: that is not known, since a part of one's own does not say it.
+    """
     return self.target[1] is not None
 
   @property
@@ -222,9 +226,9 @@ class Method(Strategy):
     return ((), None) if self.about.target is None else self.about.target(self)
 
   @property
-  def keeps_distribution(self) -> bool:
-    # A token cascade's also depends on the length of the draft, that of a rule by slot on where drafts begin.
-    return super().keeps_distribution and all(phase.exact for phase in self.all_phases)
+  def keeps_distribution(self) -> bool | None:
+    phases = (phase.keeps_distribution(self.by_round) for phase in self.all_phases)
+    return _all([super().keeps_distribution, self.policy.exact, *phases])
 
   def of(self, networks: Sequence[Network]) -> 'Method':
     slots = [networks[m] for m in self.slots]
@@ -299,6 +303,11 @@ def _misread(method: Method, slots: Sequence[Network]) -> tuple[int, str] | None
   return None
 
 
+def _all(answers: Sequence[bool | None]) -> bool | None:
+  """Return False where one is, else None where one is, else True."""
+  return False if False in answers else None if None in answers else True
+
+
 def _calls(phases: Sequence[Phase]) -> dict[int, int]:
   calls: dict[int, int] = {}
   for phase in phases:
@@ -349,8 +358,10 @@ class ByBatch(Strategy):
     return max(choice.verifier_width for choice in self.choices)
 
   @property
-  def keeps_distribution(self) -> bool:
-    return all(choice.keeps_distribution for choice in self.choices)
+  def keeps_distribution(self) -> bool | None:
+    targets = [jax.tree.flatten(choice.target) for choice in self.choices]
+    same = all(target == targets[0] for target in targets)  # else the size of a batch decides about the distribution
+    return _all([same, *(choice.keeps_distribution for choice in self.choices)])
 
   def of(self, networks: Sequence[Network]) -> 'ByBatch':
     return self.replace(choices=tuple(choice.of(networks) for choice in self.choices))

@@ -74,6 +74,13 @@ class Score(Phase):
   def reads(self) -> tuple[int, ...] | None:
     return () if self.limit is None else self.limit.reads
 
+  @property
+  def by_round(self) -> bool:
+    return self.limit is not None and self.limit.compares
+
+  def keeps_distribution(self, by_round: bool) -> bool | None:
+    return True if self.limit is None else self.limit.keeps_distribution(by_round)
+
   def lowered(self, facts: Facts) -> 'Score':
     known = facts.known(self.model, facts.drafted)
     emitted = facts.emitted(facts.drafted)
@@ -85,7 +92,8 @@ class Score(Phase):
     # A model of the test has read what was emitted, since no more is. Of any other a limit may leave tokens unread.
     may_leave = self.limit is not None and self.limit.varies
     reads_all = self.model in facts.tested or (not may_leave and known >= emitted)
-    return self.replace(widths=widths, aligned=not facts.in_turn and reads_all)
+    alone = len(facts.feeding(self.model)) == 1  # what another phase of the round feeds it are pending tokens
+    return self.replace(widths=widths, aligned=not facts.in_turn and reads_all and alone)
 
   def __call__(self, context: Context, state: State) -> State:
     size = state.window.size
@@ -133,13 +141,15 @@ class Score(Phase):
 class Truncate(Phase):
   """Forget the pending tokens that a model has not read.
 
-  A limit that looked at those tokens leaves them out for what they are, so the output is biased, and not `exact`.
+  A limit that looked at those tokens leaves them out for what they are, so the output is biased, which the limit says.
   """
 
   model: int = static()
-  exact: bool = static(default=False)
 
   reads = ()
+
+  def keeps_distribution(self, by_round: bool) -> bool:
+    return True
 
   def __str__(self):
     return f'truncate({self.model})'
@@ -162,6 +172,9 @@ class Wait(Phase):
   @property
   def reads(self) -> tuple[int, ...]:
     return (self.model,)
+
+  def keeps_distribution(self, by_round: bool) -> bool:
+    return True
 
   def __call__(self, context: Context, state: State) -> State:
     tokens, _ = lax.optimization_barrier((state.tokens, state.window.logits[self.model][0, 0, 0]))
@@ -195,6 +208,9 @@ class Propose(Phase):
   @property
   def draws(self) -> int:
     return self.n
+
+  def keeps_distribution(self, by_round: bool) -> bool:
+    return True
 
   @property
   def feeds(self) -> tuple[int, int | None]:
@@ -362,9 +378,9 @@ class Verify(Phase):
   def by_round(self) -> bool:
     return acceptance.declaration(self.accept).by_round
 
-  @property
-  def exact(self) -> bool:
-    return acceptance.declaration(self.accept).exact and not rules.declaration(self.combiner).by_slot
+  def keeps_distribution(self, by_round: bool) -> bool | None:
+    # What a rule by slot decides depends on where drafts begin.
+    return False if rules.declaration(self.combiner).by_slot else acceptance.declaration(self.accept).exact
 
   def __call__(self, context: Context, state: State) -> State:
     w = drawn_window(state)
@@ -383,9 +399,12 @@ class Verify(Phase):
     position = state.length[:, None] + slots[:, :-1]
     pending = take(state.tokens, position)
     window = masked_window(context, w)
-    trial = acceptance.Trial(window, pending, tested, target.probs, position, state.length, state.noise, sampler)
+    trial = acceptance.Trial(
+      window, pending, tested, target.probs, position, state.length, state.noise, sampler, self.models
+    )
     verdict, noise = self.accept(trial)
-    accepted = verdict.accepted
+    accepted = jnp.clip(verdict.accepted, 0, tested)  # whatever an acceptor of one's own says
+    verdict = verdict._replace(accepted=accepted)
     rejected = accepted < tested
 
     # 3. One token more. The bonus token follows the target like every other token, so its slot has to be known as well.

@@ -52,9 +52,10 @@ def decode_batch(
     raise ValueError(f'{method.name} decides on the host which texts are answered anew: use speccascade.decode')
   if key is None and not sampler.greedy:
     raise ValueError('sampling needs a key: T5X passes one to predict_batch_with_aux as rng')
-  models = Job.of_models(method, models, sampler=sampler).models
+  job = Job.of_models(method, models, sampler=sampler)
+  models = job.models
   tokens = batch['encoder_input_tokens'].astype(jnp.int32)
-  method = method.at(tokens.shape[0])
+  method = job.method.at(tokens.shape[0])
   length = jnp.max(jnp.where(tokens != 0, iota(tokens.shape[1]) + 1, 1), axis=1)  # [B]
   most = batch['decoder_input_tokens'].shape[1] if max_new_tokens is None else max_new_tokens
   keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0) if key is None else key, jnp.arange(len(tokens)))

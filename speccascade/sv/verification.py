@@ -306,8 +306,17 @@ class Scheduled(Limit):
     drafter = networks[0]
     return self.replace(redrafts=drafter.provisional or drafter.remembers or drafter.mask_token is not None)
 
+  def keeps_distribution(self, by_round: bool) -> bool:
+    """Tell it by the table of docs/methods/scheduled.md."""
+    if self.budget.stale:
+      return by_round or self.spare > 0
+    if self.spare:
+      return not by_round or not self.budget.looks_ahead
+    return not self.predictor.declaration.drawn and not self.budget.looks_ahead
+
   def check_sampler(self, sampler: sampling.Sampler) -> None:
-    if self.redrafts and self.spare and self.budget.looks_ahead and not sampler.greedy and sampler.coupling != 'gumbel':
+    ahead = self.budget.looks_ahead and not self.budget.stale  # a stale choice is of numbers that come no more
+    if self.redrafts and self.spare and ahead and not sampler.greedy and sampler.coupling != 'gumbel':
       raise ValueError(
         f'{self} looks ahead at tokens that this drafter may draft again from another distribution, so that the output '
         "would not follow the verifier; take Goodput(greedy=True), or decode with coupling='gumbel'."
@@ -344,6 +353,8 @@ class Scheduling(stopping.Policy):
   """What goes on from round to round of a `Scheduled` limit, and where it ends drafts."""
 
   limit: Scheduled
+
+  exact = True  # or as the limit says
 
   def init(self, rows):
     return Memory(self.limit.predictor.fit.init(rows), jnp.full(rows, self.limit.most, jnp.int32))

@@ -3,7 +3,8 @@
 import dataclasses
 
 from cases import FALSE_ALARM, LATE, METHODS, own, PAIR, PROMPT, ROWS, SAMPLERS
-from emitted import AS_USERS, chi_square, emitted_distribution
+from compiling import AS_USERS
+from emitted import chi_square, emitted_distribution
 import jax.numpy as jnp
 import numpy as np
 import pytest

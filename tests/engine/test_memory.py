@@ -3,6 +3,7 @@
 import functools
 import re
 
+from compiling import AS_USERS
 import jax
 import jax.numpy as jnp
 from matching import having
@@ -42,9 +43,6 @@ METHODS = {
 }
 
 
-OPTIONS = {'xla_cpu_use_fusion_emitters': True}  # as users compile
-
-
 def given(method, networks, rows: int, slots: int = SLOTS, width: int = 8):
   """Return what a run of these networks takes: what is compiled in, shapes of weights and state, and an insertion."""
   chosen = tuple(networks[m] for m in method.slots)
@@ -61,7 +59,7 @@ def given(method, networks, rows: int, slots: int = SLOTS, width: int = 8):
 def run(program, method, params, state, rows: int):
   """Compile a run as users do."""
   rest = state, np.zeros(rows, bool), np.zeros(2, np.int32)
-  return loop.run.lower(program, lower(method), params, *rest).compile(OPTIONS)
+  return loop.run.lower(program, lower(method), params, *rest).compile(AS_USERS)
 
 
 def copied(text: str) -> set[str]:
@@ -94,7 +92,7 @@ def test_no_cache_is_copied_in_the_loop(family, name, batch):
 def test_a_row_takes_its_place_without_a_copy_of_a_cache(family):
   method = METHODS['speculative']
   program, _, state, insert = given(method, [family(1), family(2)], 4)
-  text = loop.insert.lower(program, lower(method).start, *insert, state).compile(OPTIONS).as_text()
+  text = loop.insert.lower(program, lower(method).start, *insert, state).compile(AS_USERS).as_text()
   assert 'dynamic-update-slice' in text
   assert not shapes_of(state.caches) & copied(text)
 
@@ -103,7 +101,7 @@ def test_a_copy_of_a_cache_is_found_where_there_is_one():
   method = METHODS['speculative']
   program, _, state, insert = given(method, [t5(1), t5(2)], 4)
   kept = jax.jit(functools.partial(loop.put_rows, program, lower(method).start))  # the state is not donated
-  assert shapes_of(state.caches) & copied(kept.lower(*insert, state).compile(OPTIONS).as_text())
+  assert shapes_of(state.caches) & copied(kept.lower(*insert, state).compile(AS_USERS).as_text())
 
 
 @pytest.mark.long

@@ -12,12 +12,14 @@ import reference
 
 import speccascade
 from speccascade import acceptance, decode, methods, rules, Sampler, stopping
+from speccascade.decode.scoring import score as score_texts
 from speccascade.engine.limits import First, Limit
 from speccascade.engine.lowering import lower, Phase
 from speccascade.engine.method import Method
 from speccascade.engine.phases import Alternate, Propose, Score, Verify
 from speccascade.models import toy
 from speccascade.planning import timing
+from speccascade.sv import predictors, verification
 
 LARGE = toy.model(0, 7, scale=1.5)
 MIDDLE, SMALL = (toy.model(i, 7, near=LARGE) for i in (1, 2))
@@ -215,6 +217,50 @@ def test_a_method_answers_whether_its_tokens_follow_a_distribution():
   )
   assert all(method.keeps_distribution for method in exact)
   assert not any(method.keeps_distribution for method in not_so)
+
+
+@acceptance.acceptor(reads=(), by_round=False)
+def says_nothing(trial):
+  return acceptance.token_wise(trial)
+
+
+@struct.dataclass
+class Peeks(stopping.Policy):
+  """Learn from what it likes."""
+
+  def learn(self, state, tested, accepted, live, most):
+    return state.policy
+
+
+@struct.dataclass
+class Drops(Phase):
+  """Drop what it likes."""
+
+  def __call__(self, context, state):
+    return state
+
+
+def test_what_does_not_say_that_it_keeps_the_distribution_is_not_taken_to_do_so():
+  plain = methods.speculative()
+  draft, score, verify = plain.phases
+  unknown = (
+    methods.speculative(accept=says_nothing),
+    methods.speculative(accept=lambda trial: acceptance.everything(trial)),
+    methods.speculative(policy=Peeks()),
+    plain.replace(phases=(draft, Drops(), score, verify)),
+    plain.replace(phases=(draft, Score(1, Limit()), verify)),
+    methods.by_batch({1: methods.speculative(policy=Peeks(), pair=(0, 1)), 8: methods.autoregressive(1)}),
+  )
+  assert [method.keeps_distribution for method in unknown] == [None] * len(unknown)
+  models = [toy.model(1), toy.model(2)]
+  with pytest.raises(ValueError, match=having('nothing says', 'exact=True')):
+    score_texts(unknown[0], models, [[1]], [[2]])
+  # Block verification keys numbers by round, and a choice that looks ahead needs them by position.
+  ahead = methods.scheduled(predictors.drawn_q, 3, budget=verification.Goodput(), plan=profile(2))
+  assert ahead.keeps_distribution and ahead.accepting(acceptance.block).keeps_distribution is False
+  targets = {1: methods.speculative(functools.partial(rules.opt, alpha=0.1)), 8: methods.speculative()}
+  assert methods.by_batch(targets).keeps_distribution is False
+  assert methods.by_batch({1: methods.speculative(block=3), 8: methods.autoregressive(1)}).keeps_distribution
 
 
 def test_drafts_that_a_rule_ends_are_verified_towards_the_verifier():

@@ -182,7 +182,7 @@ def test_a_program_compiled_here_is_read():
   program = hlo.Module(jax.jit(loop).lower(*args).compile().as_text())
   assert hlo.shape_bytes(program.decode_loop.shape) >= 4 * 64 * 4
   inner = program.loops(program.body)
-  assert len(program.row_loops()) == 1 and 7 in [program.trips(x, unknown=-1) for x in inner]
+  assert 7 in [program.trips(x, unknown=-1) for x in inner]
   (weight,) = (x for x in program.computations[program.entry] if x.op == 'parameter' and 'params' in x.path)
   assert weight.path == "params['w']" and hlo.shape_bytes(weight.shape) == 256
 

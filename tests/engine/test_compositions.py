@@ -1,0 +1,55 @@
+"""Phases in orders of one's own: the distribution of what they emit, by enumeration."""
+
+import functools
+
+from emitted import emitted_distribution
+import pytest
+from tiers import long_but
+
+from speccascade import acceptance, methods, rules, Sampler
+from speccascade.check.enumeration import distance, lockstep_distribution
+from speccascade.engine.limits import First
+from speccascade.engine.phases import Propose, Score, Verify
+from speccascade.models import toy
+
+LARGE = toy.model(1, 3, scale=1.2, eos_ids=(2,))
+MODELS = [toy.model(2, 3, scale=0.8, near=LARGE, eos_ids=(2,)), LARGE]
+OPT = rules.bind_rule(functools.partial(rules.opt, alpha=0.1))
+OWN = rules.bind(rules.own)
+
+
+def of_phases(*phases):
+  return methods.speculative(OPT, 1).replace(phases=phases)
+
+
+ROUNDS = {
+  'the drafter is read again': (Propose(0, 2), Score(0), Score(1), Verify(OPT, (0, 1))),
+  'a model is read twice': (Propose(0, 2), Score(1), Score(1), Verify(OWN, (1,))),
+  'a model is read in two parts': (Propose(0, 3), Score(1, First(1)), Score(1), Verify(OWN, (1,))),
+  'two tests': (Propose(0, 3), Score(1, First(1)), Verify(OWN, (1,), keep=True), Score(1), Verify(OWN, (1,))),
+  'read before the draft': (Score(0), Propose(0, 2), Score(1), Verify(OWN, (1,))),
+  'the verifier before the draft': (Score(1), Propose(0, 2), Score(1), Verify(OWN, (1,))),
+}
+
+
+@pytest.mark.parametrize('name', long_but(ROUNDS, ['the drafter is read again', 'a model is read twice', 'two tests']))
+def test_phases_in_another_order_emit_the_target(name):
+  *_, test = phases = ROUNDS[name]
+  found = emitted_distribution(of_phases(*phases), MODELS, [1, 0], 3, Sampler())
+  expected = lockstep_distribution(test.combiner, [MODELS[m] for m in test.models], [1, 0], 3, Sampler())
+  assert max(distance(found, expected)) < 1e-5
+
+
+@acceptance.acceptor(reads=(), by_round=False, exact=False)
+def too_many(trial):
+  """Accept more tokens than are tested, where a test accepts all."""
+  verdict, noise = acceptance.token_wise(trial)
+  return verdict._replace(accepted=verdict.accepted + 5 * (verdict.accepted == trial.tested).astype('int32')), noise
+
+
+def test_no_more_tokens_are_accepted_than_were_tested():
+  method = methods.speculative(OPT, 2)
+  found, expected = (
+    emitted_distribution(m, MODELS, [1, 0], 3, Sampler()) for m in (method.accepting(too_many), method)
+  )
+  assert max(distance(found, expected)) < 1e-6
