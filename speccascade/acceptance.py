@@ -49,7 +49,8 @@ class Declaration(NamedTuple):
   """What is said of an acceptor by its decorator.
 
   Attributes:
-    reads: The slots of the method whose logits it reads beside those of the test; None: any, so that the logits of all models are stored.
+    reads: The slots of the method whose logits it reads beside those of the test; None: any, so that the logits of all
+      models are stored.
     by_round: Whether it reads tokens that it then drops. If so, random numbers are keyed by round as well, because a
       number that has decided which tokens to drop may not draw them again.
     exact: Whether the output follows π; None where that is not known.

@@ -38,7 +38,14 @@ class Draft(NamedTuple):
   position: Array  # [...]
   sampler: sampling.Sampler
   noise: sampling.Noise
-  companion: Array | None = None  # [..., V] the logits of a third model that has read the tokens before it
+  third: Array | None = None  # [..., V] the logits of a third model that has read the tokens before it
+
+  @property
+  def companion(self) -> Array:
+    """The logits of the third model, for a signal that declares `companion`."""
+    if self.third is None:
+      raise ValueError('a signal reads a companion, which no model is here: declare it by signal(companion=True).')
+    return self.third
 
   @property
   def soft(self) -> Array:

@@ -419,7 +419,8 @@ class Layout:
 
     def spec(over, path, x):
       rows = self._over(x.shape[0], DATA, 'rows')
-      if getattr(path[-1], 'key', None) not in ('key', 'value') or x.ndim < 4 or over in (None, DATA):
+      named = [getattr(part, 'key', None) for part in path[-1:]]  # none of a cache that is one array
+      if named not in (['key'], ['value']) or x.ndim < 4 or over in (None, DATA):
         return PartitionSpec(rows)
       return PartitionSpec(rows, *[None] * (x.ndim - 4), self._over(x.shape[-3], over, 'groups of heads'))
 

@@ -10,7 +10,7 @@ themselves, since each waits only for what it reads.
 from collections.abc import Sequence
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import struct
 import jax
@@ -24,7 +24,7 @@ from speccascade.engine.engine import Engine, Rounds, Running, Side
 from speccascade.engine.job import Job
 from speccascade.engine.lowering import cut, lower
 from speccascade.engine.packed import pack, unpack
-from speccascade.engine.phases import run as run_phases
+from speccascade.engine.phases import run as run_phases, Score
 from speccascade.engine.state import Limits, State
 from speccascade.types import Array, Cache, static
 
@@ -65,6 +65,13 @@ class Shape:
   dtype: np.dtype
 
 
+class Sends(NamedTuple):
+  """What crosses of the drafts."""
+
+  logits: tuple[int, ...]  # the slots whose logits cross
+  probs: bool  # whether the distributions cross that the tokens were drawn from
+
+
 @struct.dataclass
 class Half:
   """A half of the batch between two rounds, when the drafters are next."""
@@ -84,7 +91,7 @@ def _on(state: State, layout: sharding.Layout | None, backend: Backend) -> State
 
 
 def parted(
-  program: loop.Program, state: State, since: Array, sends: Sequence[int] | None = None
+  program: loop.Program, state: State, since: Array, sends: Sends | None = None
 ) -> tuple[Kept, Crossing]:
   """Return what stays of a state and what crosses.
 
@@ -92,7 +99,7 @@ def parted(
     program: The program.
     state: The state.
     since: [B] the lengths before the round.
-    sends: The slots whose logits cross with the distributions of drafts; None: neither does.
+    sends: What crosses of logits and of the distributions of drafts; None: neither does.
   """
   w = state.window
   own = tuple(x if slot in program.shown else None for slot, x in enumerate(w.logits))
@@ -104,8 +111,9 @@ def parted(
   form = structure, tuple(Shape(x.shape, np.dtype(x.dtype)) for x in leaves)
   packed = pack((small, since))
   packed = packed if program.layout is None else program.layout.pin(packed)
-  logits = tuple(x if slot in (sends or ()) else None for slot, x in enumerate(w.logits))
-  return kept, Crossing(packed, None if sends is None or state.noise.coupled else w.probs, logits, form)
+  sends = sends or Sends((), False)
+  logits = tuple(x if slot in sends.logits else None for slot, x in enumerate(w.logits))
+  return kept, Crossing(packed, w.probs if sends.probs else None, logits, form)
 
 
 def joined(program: loop.Program, kept: Kept, crossing: Crossing) -> tuple[State, Array]:
@@ -131,7 +139,7 @@ def _insert(program, start, prefix: tuple, batch: loop.InsertBatch, kept: Kept, 
 def _turn(
   program,
   ends: bool,
-  sends: tuple[int, ...] | None,
+  sends: Sends | None,
   method,
   params,
   kept: Kept,
@@ -203,9 +211,12 @@ class Overlapped(Rounds):
     self.method = method
     self.needs = sides[-1].needs
     read = range(len(method.slots)) if job.trace else sides[-1].method.logits_read
-    self.sends = tuple(slot for slot in apart if slot in read), None
+    # With one noise for both models no test reads what a token was drawn from; a limit of the verifier's may.
+    limits = [p.limit for p in sides[-1].method.parts if isinstance(p, Score) and p.limit is not None]
+    probs = job.rows[0].sampler.coupling != 'gumbel' or any(limit.reads != () for limit in limits)
+    self.sends = Sends(tuple(slot for slot in apart if slot in read), probs), None
     if method.branches > 1:  # each side tests, and moves what is pending
-      self.sends = (tuple(range(len(method.slots))),) * 2
+      self.sends = (Sends(tuple(range(len(method.slots))), probs),) * 2
     self.where = [_where(side) for side in sides]
     params = [next(side.params[i] for side in sides if i in side.program.held) for i in range(len(method.slots))]
     lacks = loop.lacks_of(sides[-1].program, method, params)

@@ -69,7 +69,10 @@ class Translated(Around):
     return _with_tables(self.drafter.param_axes(), {name: PartitionSpec('tokens') for name in ('read', 'write')})
 
   def lacks(self, params: Params) -> Array:
-    return params[TABLES]['write'] < 0
+    own, tables = _apart(params)
+    none = tables['write'] < 0
+    inside = self.drafter.lacks(own)  # as of a head over some of its tokens
+    return none if inside is None else none | _looked_up(inside, jnp.maximum(tables['write'], 0))
 
   def on(self, backend: Backend) -> 'Translated':
     """Return the network for a backend."""

@@ -129,13 +129,15 @@ class Budget:
   Attributes:
     looks_ahead: Whether it may decide on a token by what comes after it in its row.
     stale: Whether the choice is used in the round after that in which it was made.
-    stops: Whether a draft ends where nothing more would be verified.
+    stops: Whether a draft ends behind a token whose chance is under its `threshold`.
+    threshold: That chance; None where it does not stop.
     by_row: Whether it takes each row by itself.
   """
 
   looks_ahead = False
   stale = False
   stops = False
+  threshold = None
   by_row = False
 
   def __call__(self, chances: Array, active: Array) -> Array:
@@ -252,6 +254,8 @@ def check(budget: Any) -> Budget:
   """Return a budget, having checked that it is one."""
   if not isinstance(budget, Budget):
     raise ValueError(f'budget={budget!r} is no budget; give Goodput(), Causal(), TopK() or Stale(budget=…).')
+  if budget.stops and budget.threshold is None:
+    raise ValueError(f'{type(budget).__name__} stops drafts and has no threshold; give it the chance that ends one.')
   return budget
 
 

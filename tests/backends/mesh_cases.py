@@ -18,6 +18,7 @@ import sys
 WAIT = '--xla_cpu_collective_call_terminate_timeout_seconds=300'  # eight threads may share two busy cores
 os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=8 {WAIT}'
 
+from flax import struct  # noqa: E402
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import reference  # noqa: E402
@@ -33,7 +34,7 @@ from speccascade.models.layerskip import layerskip  # noqa: E402
 from speccascade.models.ngram import drafter  # noqa: E402
 from speccascade.models.t5 import T5, T5Config, T5GemmaConfig  # noqa: E402
 from speccascade.planning import planner
-from speccascade.sv import plans
+from speccascade.sv import plans, predictors, verification
 from speccascade.sv.predictors import AcceptanceTable  # noqa: E402
 from speccascade.train import losses
 from speccascade.train.batches import collate
@@ -62,6 +63,16 @@ def weighted(*weights):
   return functools.partial(rules.weighted, weights=weights)
 
 
+@struct.dataclass
+class Likely(verification.Budget):
+  """Verify a row's tokens up to the first that is less likely than some; its draft goes on."""
+
+  by_row = True
+
+  def __call__(self, chances, active):
+    return acceptance.leading(chances >= 0.003)
+
+
 METHODS = {  # the method, and which of the models it runs
   'autoregressive': (methods.autoregressive(0), 'l'),
   'speculative': (methods.speculative(block=4), 'sl'),
@@ -75,6 +86,7 @@ METHODS = {  # the method, and which of the models it runs
   'cos of three': (methods.cos(weighted(0.4, 0.3, 0.3), (2, 1, 1)), 'sml'),
   'sv': (methods.sv(PROFILE, 4), 'sml'),
   'sv exact': (methods.sv_exact(PROFILE, 4), 'sml'),
+  'scheduled': (methods.scheduled(predictors.drawn_q, 4, budget=Likely()), 'sl'),
   'by batch': (
     methods.by_batch({2: methods.autoregressive(2), BATCH: methods.speculative(block=3, pair=(0, 2))}),
     'sml',
@@ -216,17 +228,18 @@ def refused() -> dict:
 
 
 class Listed(toy.Table):
-  """A network whose parameters are a tuple of a list."""
+  """A network whose parameters are a tuple of a list, and whose cache is one array."""
 
   def prefill(self, params, prompt, max_len):
-    return super().prefill({}, prompt, max_len)
+    return super().prefill({}, prompt, max_len)['slots']
 
-  def extend(self, params, *args):
-    return super().extend({'table': params[0][0]}, *args)
+  def extend(self, params, cache, *args):
+    logits, cache = super().extend({'table': params[0][0]}, {'slots': cache}, *args)
+    return logits, cache['slots']
 
 
 def listed() -> dict:
-  """Return over how many devices rows of a network are sharded whose parameters are no dict, and what it decodes."""
+  """Return over how many devices rows of a network are sharded that has no dict, and what it decodes."""
   models = [Model(([toy.model(i, VOCAB, order=1).params['table']],), Listed(VOCAB, 1), name=str(i)) for i in (0, 1)]
   mesh = sharding.mesh({'data': 8})
   placed = [sharding.place(m, mesh) for m in models]

@@ -80,6 +80,7 @@ OTHERS = {'gpt_neox': '1x8', 'stablelm': '1x8', 'mixtral': '2x2x2', 'qwen3_moe':
 MORE = {
   **{n: [f'{n}:speculative:{t}:{m}:queue' for t, m in enumerate(('2x4', other))] for n, other in OTHERS.items()},
   'coupled': ['gpt_neox:speculative:1:1x8:queue:gumbel', 't5gemma:opt:1:4x2:batch:distributions:gumbel'],
+  'coupled schedule': ['decoder:scheduled:1:2x1/1x4:queue:gumbel', 't5:scheduled:1:2x1/1x4:batch'],
   'coupled turns': ['t5:cos of two:1:1x8:batch:gumbel', 'decoder:opt:1:4x2:batch:distributions:gumbel'],
   'kernels': ['t5 on tpus:opt:0:2x4:queue', 't5gemma on tpus:opt:0:4x2:batch'],
   'translated': ['t5:translated:0:2x4:batch', 'decoder:translated:1:2x4:queue:distributions'],

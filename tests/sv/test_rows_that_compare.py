@@ -73,7 +73,7 @@ def test_rows_that_are_compared_before_a_bonus_token_need_numbers_by_round():
   assert second_token(False) == pytest.approx(0.8964, abs=1e-6)
 
 
-# A drafter in one pass: (.9, .1) at the first place, and even chances behind it, where a mask, token 2, is what it read.
+# A drafter in one pass: (.9, .1) at the first place, and even chances behind it, where it read a mask, token 2.
 ONE_PASS = [one_pass(always([0.9, 0.1, 0], [0.9, 0.1, 0], [0.5, 0.5, 0]), 2), always(0.6, 0.4, 0)]
 TEST = methods.scheduled(after, 3, **GREEDY)
 FIRST = {DRAFT: [(0.9,), (0.5,), (0.5,), (0.5,)], ACCEPT: [(2 / 3,), (0.8,), (0.8,), (0.8,)]}
