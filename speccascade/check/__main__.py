@@ -8,9 +8,9 @@
 
 A rule, a combiner or a method is given by its name; a module is of the current folder or an installed one.
 
-A sampler is a function `verify(tokens [K], q [K, V], p [K + 1, V], rng)` that returns the tokens that it emits. One that
-has parameters `temperature`, `top_k` or `top_p` is asked to apply them to p, with --rows each row its own; with `lengths`
-rows without a draft are among them.
+A sampler is a function `verify(tokens [K], q [K, V], p [K + 1, V], rng)` that returns the tokens that it emits. One
+with parameters `temperature`, `top_k` or `top_p` is asked to apply them to p, with --rows to each row its own; one with
+`lengths` is given rows without a draft.
 
 Samples are objects {"token": …, "top_logprobs": {TOKEN: LOGPROB}}, or responses in the form of OpenAI, a line each, of
 any server. Their log-probabilities have to be those after temperature, top-p and top-k: start vLLM with

@@ -23,6 +23,8 @@ class Failed(ValueError):
 
 def taken(sampler: Callable, drafts: bool) -> frozenset[str]:
   """Return which of the arguments in `ASKED` a sampler takes; refuse a function that cannot be called as one."""
+  if not callable(sampler):
+    raise ValueError(f'the sampler is {sampler!r}: give a function.')
   names = ('q', 'p', 'rng') if drafts else ('tokens', 'q', 'p', 'rng')
   try:
     signature = inspect.signature(sampler)
@@ -111,9 +113,7 @@ class Call:
     whole = all(isinstance(t, numbers.Integral) and not isinstance(t, bool) and 0 <= t < vocab for t in tokens)
     if whole and 1 <= len(tokens) <= drafted + 1:
       return tokens
-    raise Refused(
-      f'the sampler emits {tokens!r} for {drafted} drafted of {vocab} tokens: give 1 … K + 1 ids, which are whole numbers.'
-    )
+    raise Refused(f'the sampler emits {tokens!r} for {drafted} drafted of {vocab} tokens: give 1 … K + 1 whole ids.')
 
   def _completed(self, row: int, tokens: Sequence[int]) -> Iterator[np.ndarray]:
     """Yield the law of each of a row's first L tokens."""

@@ -54,7 +54,7 @@ BESIDE = [(GREEDY, Setting()), (LATE, GREEDY), (Setting(0.5, top_k=2), Setting(2
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """What a sampler is given: its verifier's distributions p [K + 1, V] and its drafter's q [K, V], or [R, …] of a batch.
+  """What a sampler is given: p [K + 1, V] of its verifier and q [K, V] of its drafter, of a batch [R, …].
 
   Attributes:
     p: What the verifier says, before the settings.
@@ -181,14 +181,20 @@ def _batches(rows: int, takes: Collection[str]) -> Iterator[Case]:
 
 def _rows(rows: int, given: Sequence, tokens: int, settings=(), lengths=()) -> Case:
   """Return a batch of rows that take what is given in turn."""
-  turn = lambda values: tuple(itertools.islice(itertools.cycle(values), rows)) if values else ()
-  p, q = (np.array(x) for x in zip(*turn(given), strict=True))
-  return Case(p, q, tokens, turn(settings), turn(lengths))
+  p, q = (np.array(x) for x in zip(*_turns(given, rows), strict=True))
+  return Case(p, q, tokens, _turns(settings, rows), _turns(lengths, rows))
+
+
+def _turns(values: Sequence, count: int) -> tuple:
+  """Return so many values, which come in turn; none of none."""
+  return tuple(itertools.islice(itertools.cycle(values), count))
 
 
 def _taken(settings: Iterable[Sequence[Setting]], takes: Collection[str]) -> Iterator[tuple[Setting, ...]]:
   """Yield settings once each, without those that the sampler does not take."""
-  off = Setting()
-  kept = lambda x: Setting(*(x[i] if name in takes else off[i] for i, name in enumerate(SETTINGS)))
-  found = dict.fromkeys(tuple(map(kept, of_rows)) for of_rows in settings)
-  return (x for x in found if any(row != off for row in x))
+  found = dict.fromkeys(tuple(_without(x, takes) for x in of_rows) for of_rows in settings)
+  return (x for x in found if any(row != Setting() for row in x))
+
+
+def _without(setting: Setting, takes: Collection[str]) -> Setting:
+  return Setting(**{name: x for name, x in zip(SETTINGS, setting, strict=True) if name in takes})

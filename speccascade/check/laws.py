@@ -169,7 +169,10 @@ class _Tree:
 
   def _between(self, values: list[float], a: float, b: float) -> np.ndarray:
     """Return the integral of the law over a number between two steps, of which the likeness saw no other."""
-    f = lambda u: self.mean([*values, u])
+
+    def f(u: float) -> np.ndarray:
+      return self.mean([*values, u])
+
     ends = a + (b - a) * 1e-3, b - (b - a) * 1e-3
     law = f(ends[0])
     if _close(law, f(ends[1])):

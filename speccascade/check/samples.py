@@ -17,8 +17,15 @@ from speccascade.check.samplers import SamplerReport
 POWERS = tuple(1 / t for t in (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2.0))
 TOP_P = 0.5, 0.7, 0.8, 0.9, 0.95, 0.98
 TOP_K = 1, 2, 3, 5, 10, 20, 40
-_SETS = 'the likeliest token', 'one of the two likeliest tokens', 'a token of odd rank', 'a token that is not listed'
+_SETS = (
+  'the likeliest token',
+  'one of the two likeliest tokens',
+  'a token of odd rank',
+  'a token that is not listed',
+  'a token of probability 0',
+)
 _KEPT = 0.95  # the share of an alternative law in a bet on it, the rest being what is claimed
+_ROUNDED = 1e-4  # what tokens may have that are not listed, though those listed sum to 1: log-probabilities are rounded
 _FORM = '{"token": …, "top_logprobs": {TOKEN: LOGPROB}}'
 
 
@@ -47,11 +54,9 @@ class Sample:
 
   @property
   def whole(self) -> np.ndarray:
-    """The probabilities with that of all other tokens together as the last one; they sum to 1."""
-    rest = max(0.0, 1 - self.chances.sum())
-    return np.append(self.chances, rest if rest > 1e-4 else 0.0) / max(
-      self.chances.sum() + (rest > 1e-4) * rest, 1e-300
-    )
+    """The probabilities, that of all other tokens together as the last one; they sum to 1."""
+    every = np.append(self.chances, max(_ROUNDED, 1 - self.chances.sum()))
+    return every / every.sum()
 
 
 def check_samples(samples: Iterable[Mapping[str, Any]]) -> SamplerReport:
@@ -73,7 +78,8 @@ def check_samples(samples: Iterable[Mapping[str, Any]]) -> SamplerReport:
 
   Example:
     >>> print(check_samples([{'token': 'a', 'top_logprobs': {'a': -0.7, 'b': -0.7}}] * 200))
-    after 23 samples: their chance under the log-probabilities is below 1e-06; 1 of 2 tokens that are listed: the likeliest token
+    after 28 samples: their chance under the log-probabilities is below 1e-06; they follow a top-k of 1 that is missing
+    in the log-probabilities
   """
   return _checked([x for i, sample in enumerate(samples) for x in _samples(sample, f'sample {i}')])
 
@@ -120,13 +126,11 @@ def _top_k(whole: np.ndarray, k: int) -> np.ndarray:
   return np.where(np.arange(whole.size) < k, whole, 0)
 
 
+_MISSING = 'that is missing in the log-probabilities'
 _LAWS = (
-  *(
-    (_power, a, f'they follow p^{number(a, 2)}, as if a temperature of {number(1 / a, 2)} were left out')
-    for a in POWERS
-  ),
-  *((_top_p, p, f'they follow the tokens of top-p {number(p)}, as if it were left out') for p in TOP_P),
-  *((_top_k, k, f'they follow the {k} likeliest tokens, as if top-k were left out') for k in TOP_K),
+  *((_power, a, f'they follow p^{number(a, 2)}, by a temperature of {number(1 / a, 2)} {_MISSING}') for a in POWERS),
+  *((_top_p, p, f'they follow a top-p of {number(p)} {_MISSING}') for p in TOP_P),
+  *((_top_k, k, f'they follow a top-k of {k} {_MISSING}') for k in TOP_K),
 )
 
 
@@ -134,15 +138,16 @@ def _add(bet: Bet, sample: Sample):
   """Let all bets see a sample."""
   whole, place = sample.whole, sample.place
   members = [[0], [0, 1], [*range(0, whole.size - 1, 2)], [whole.size - 1]]
-  inside = np.array([[place in set_ for set_ in members]])
-  chance = np.array([min(1.0, whole[[i for i in set_ if i < whole.size]].sum()) for set_ in members])
+  members.append(np.flatnonzero(whole == 0).tolist())
+  inside = np.array([[place in of for of in members]])
+  chance = np.array([min(1.0, whole[of].sum()) for of in members])
   bet.add(inside, chance, [_ratio(law(whole, x), whole, place) for law, x, _ in _LAWS])
 
 
 def _ratio(weights: np.ndarray, whole: np.ndarray, place: int) -> float:
   """Return how much likelier a token is under a law, mixed with what is claimed."""
   if not whole[place]:
-    return 1.0  # which the sets refute
+    return 1.0  # the set of such tokens refutes that
   return _KEPT * float(weights[place] / weights.sum() / whole[place]) + 1 - _KEPT
 
 
@@ -160,13 +165,13 @@ def _won(bet: Bet) -> str:
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
   """Yield where each object of a file is, and the object."""
-  with open(path, encoding='utf-8') as file:
+  with open(path, encoding='utf-8', errors='surrogateescape') as file:
     for i, line in enumerate(file, 1):
       if line.strip():
         where = f'{path}, line {i}'
         try:
           yield where, json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
           raise ValueError(
             f'{where}: no JSON; give {_FORM}, or a response in the form of OpenAI, a line each.'
           ) from None
@@ -185,23 +190,23 @@ def _samples(given: Any, where: str) -> Iterator[Sample]:
 
 def _of_response(response: Mapping[str, Any], where: str) -> Iterator[Sample]:
   """Yield the samples of a response in OpenAI's form."""
-  for c, choice in enumerate(response['choices']):
-    try:
-      content = choice['logprobs']['content']
-      places = [
-        (token['token'], token['logprob'], [(x['token'], x['logprob']) for x in token['top_logprobs']])
-        for token in content
-      ]
-    except (KeyError, TypeError, IndexError):
-      raise ValueError(
-        f'{where}: choices[{c}].logprobs.content[] has no tokens with top_logprobs; ask for logprobs=true and '
-        'top_logprobs=20.'
-      ) from None
-    for i, (token, logprob, listed) in enumerate(places):
+  try:
+    content = [[_pairs(token) for token in choice['logprobs']['content']] for choice in response['choices']]
+  except (KeyError, TypeError, IndexError):
+    raise ValueError(
+      f'{where}: choices[].logprobs.content[] has no tokens with top_logprobs: ask for logprobs=true, top_logprobs=20.'
+    ) from None
+  for c, tokens in enumerate(content):
+    for i, pairs in enumerate(tokens):
       at = f'{where}: choices[{c}].logprobs.content[{i}]'
-      _, own = _entry(token, logprob, f'{at}.logprob')
-      pairs = [_entry(name, x, f'{at}.top_logprobs[{j}]') for j, (name, x) in enumerate(listed)]
-      yield _sample(_name(token, at), own, pairs, at)
+      (token, own), *listed = [_entry(*pair, f'{at}{name}') for name, pair in pairs]
+      yield _sample(token, own, listed, at)
+
+
+def _pairs(token: Mapping[str, Any]) -> list[tuple[str, tuple[Any, Any]]]:
+  """Return where each log-probability of an entry is, the token's own first, with the token."""
+  listed = [(f'.top_logprobs[{i}].logprob', (x['token'], x['logprob'])) for i, x in enumerate(token['top_logprobs'])]
+  return [('.logprob', (token['token'], token['logprob'])), *listed]
 
 
 def _name(token: Any, where: str) -> str:
@@ -212,10 +217,9 @@ def _name(token: Any, where: str) -> str:
 
 def _entry(token: Any, logprob: Any, where: str) -> tuple[str, float]:
   """Return a token and its log-probability."""
-  number_ = isinstance(logprob, numbers.Real) and not isinstance(logprob, bool)
-  if not number_ or math.isnan(logprob) or logprob > 1e-3:
+  if isinstance(logprob, bool) or not isinstance(logprob, numbers.Real) or not logprob <= 1e-6:
     raise ValueError(f'{where} = {logprob!r} is no log-probability: give a number of at most 0.')
-  return _name(token, where), float(logprob)
+  return _name(token, where), float(max(logprob, -1e4))
 
 
 def _sample(token: str, own: float | None, listed: Sequence[tuple[str, float]], where: str) -> Sample:
@@ -226,9 +230,6 @@ def _sample(token: str, own: float | None, listed: Sequence[tuple[str, float]], 
     raise ValueError(f'{where}: top_logprobs lists no token; ask for some.')
   if chances.sum() > 1 + 1e-3:
     raise ValueError(f'{where}: top_logprobs sum to {chances.sum():.4g}, more than 1; give log-probabilities.')
-  at = [
-    i
-    for i, (name, x) in enumerate(likely)
-    if name == token and (own is None or abs(math.exp(x) - math.exp(own)) < 1e-4)
-  ]
+  own = None if own is None else math.exp(own)
+  at = [i for i, (name, _) in enumerate(likely) if name == token and (own is None or abs(chances[i] - own) < _ROUNDED)]
   return Sample(at[0] if at else len(likely), chances, where)
