@@ -141,16 +141,16 @@ class _Judge:
 
   def verdict(self, left_out: Sequence[str]) -> SamplerReport:
     """Return what is said of a sampler that no case shows to be wrong."""
-    how, largest = [], max([EXACT, *self.excluded])
-    if self.enumerated:
-      how.append(f'{self.enumerated} enumerated, which excludes a bias above {number(EXACT)}')
+    ways = [f'{self.enumerated} enumerated, which excludes a bias above {number(EXACT)}'] if self.enumerated else []
+    worst = max([EXACT, *self.excluded])
     if self.excluded:
-      worst = number(np.ceil(100 * largest) / 100)
-      how.append(f'{len(self.excluded)} run {self.runs} times, which excludes one above {worst}')
-    more = [*self.notes, *([f'not asked: {", ".join(left_out)}, which it does not take'] if left_out else [])]
+      above = number(np.ceil(100 * worst) / 100)
+      ways.append(f'{len(self.excluded)} run {self.runs} times, which excludes a bias above {above}')
+    if left_out:
+      self.notes.append(f'not asked: {", ".join(left_out)}, which it does not take')
     count = self.enumerated + len(self.excluded)
-    text = f"emits the verifier's distribution in {count} cases, {', '.join(how)}"
-    return SamplerReport(True, '; '.join([text, *more]), excluded=largest)
+    text = f"emits the verifier's distribution in {count} cases: {', '.join(ways)}"
+    return SamplerReport(True, '; '.join([text, *self.notes]), excluded=worst)
 
   def _law(self, call: Call) -> np.ndarray | None:
     """Return the law of the first L tokens, None where it is not enumerated."""
@@ -195,7 +195,6 @@ class _Judge:
 
 
 def _wrong(case: Case, law: np.ndarray, distance: float, how: str) -> SamplerReport:
-  what = ('rows ' if case.batch else 'pairs ' if case.tokens == 2 else 'texts ' if case.tokens > 2 else '') + numbers(
-    law.reshape(-1)
-  )
-  return SamplerReport(False, f'{case}: emits {what}, total variation {number(distance)}{how}', float(distance))
+  kind = 'rows ' if case.batch else ('', 'pairs ', 'texts ')[min(case.tokens, 3) - 1]
+  what = f'emits {kind}{numbers(law.reshape(-1))}, total variation {number(distance)}{how}'
+  return SamplerReport(False, f'{case}: {what}', float(distance))
