@@ -9,7 +9,8 @@ import sys
 from audit import LONG
 import numpy as np
 
-from speccascade.check.samplers import Bet, Case, cases, FALSE_ALARM
+from speccascade.check.cases import Case, cases
+from speccascade.check.evidence import Bet, FALSE_ALARM
 
 DRAWS, TOGETHER = 4000, 100
 
