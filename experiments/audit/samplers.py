@@ -120,7 +120,8 @@ def tpu_inference_batch(tokens, q, p, key, temperature, top_k, top_p, lengths):
     given = np.where(temperature == 0, -1, temperature), np.where(top_k == p.shape[-1], -1, top_k), top_p
     settings = Settings(*map(jnp.asarray, map(np.float32, given)), do_sampling=True)
     settings.top_k = settings.top_k.astype(int)
-  logits = np.log(np.float32(p))
+  with np.errstate(divide='ignore'):
+    logits = np.log(np.float32(p))
   ends = jnp.asarray(logits[np.arange(len(p)), lengths])
   bonus, _ = sample(bonus_key, mesh, ends, settings, allow_distributed_sampling=False)
   drafted = np.arange(tokens.shape[1]) < lengths[:, None]
