@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import samplers
 
-from speccascade.check.samplers import Case, cases, check_sampler
+from speccascade.check.cases import Case, cases
+from speccascade.check.samplers import check_sampler
 
 LONG = Case(
   np.array([(0.6, 0.4), (0.3, 0.7), (0.8, 0.2), (0.1, 0.9)]), np.array([(0.9, 0.1), (0.6, 0.4), (0.5, 0.5)]), tokens=3
@@ -37,7 +38,8 @@ ENTRIES = {
   'transformers_ensemble': Entry('transformers', given=[Case(V, Q, 1), Case(V, Q, 2)]),
   'keras_hub': Entry('keras-hub', 1000, drafts=True),
   'keras_hub, a batch of two': Entry('keras-hub', 1000, drafts=True, rows=2, given=None, name='keras_hub'),
-  'tpu_inference': Entry('tpu-inference', rng='jax'),
+  'tpu_inference': Entry('tpu-inference', rng='jax', given=None),
+  'tpu_inference, a batch of two': Entry('tpu-inference', rng='jax', rows=2, given=None, name='tpu_inference_batch'),
   'sglang': Entry('sglang', 1000),
   'sglang_block': Entry('sglang', 1000),
   'lmdeploy': Entry('lmdeploy'),

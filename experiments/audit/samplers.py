@@ -17,11 +17,7 @@ import torch
 os.environ.setdefault('KERAS_BACKEND', 'torch')
 os.environ.setdefault('TRITON_INTERPRET', '1')  # kernels run on the CPU
 
-TPU = (
-  'tpu_inference.layers.jax.sample.rejection_sampler',
-  'tpu_inference.layers.common.sharding',
-  'tpu_inference.layers.jax.sample.sampling_metadata',
-)
+TPU = 'tpu_inference.layers.jax.sample'
 PROMPT = torch.zeros((1, 1), dtype=torch.long)
 
 
@@ -40,17 +36,20 @@ def _seeded(rng: torch.Generator) -> int:
 
 
 @functools.cache
-def _bare(module: str, *placing: str) -> ModuleType:
-  """Import a module without the `__init__` files above it, and without modules that but place arrays on devices."""
+def _bare(module: str) -> ModuleType:
+  """Import a module without the `__init__` files above it."""
   parents = module.split('.')[:-1]
-  [folder] = importlib.util.find_spec(parents[0]).submodule_search_locations
-  for i in range(1, len(parents) + 1):
-    name = '.'.join(parents[:i])
-    sys.modules[name] = ModuleType(name)
-    sys.modules[name].__path__ = [os.path.join(folder, *parents[1:i])]
-  for name in placing:
-    sys.modules[name] = MagicMock()
+  if parents[0] not in sys.modules:
+    [folder] = importlib.util.find_spec(parents[0]).submodule_search_locations
+    for i in range(1, len(parents) + 1):
+      _package('.'.join(parents[:i]), os.path.join(folder, *parents[1:i]))
   return importlib.import_module(module)
+
+
+def _package(name: str, folder: str):
+  """Let a folder be a package without its `__init__` file."""
+  sys.modules[name] = ModuleType(name)
+  sys.modules[name].__path__ = [folder]
 
 
 def _model(distributions, result=lambda logits: logits):
@@ -87,24 +86,54 @@ def transformers_ensemble(tokens, q, p, rng, weight=0.5):
 
 @functools.cache
 def _of_tpu_inference():
+  """Return a device, the class of the rejection sampler, the function that draws bonus tokens, and their settings.
+
+  What stands in for the rest of the package and for vLLM names the axes of the mesh, and places nothing.
+  """
+  import jax
+
+  axes = SimpleNamespace(ShardingAxisName=SimpleNamespace(ATTN_DATA='data', MLP_TENSOR='model'))
+  options = SimpleNamespace(get_sampling_compiler_options=dict)
+  stand_ins = {'layers.common.sharding': axes, 'models.common.compiler_options': options}
+  for name in ('runner.input_batch', 'utils', *stand_ins):
+    sys.modules[f'tpu_inference.{name}'] = stand_ins.get(name, MagicMock())
+  for name in ('vllm', 'vllm.config', 'vllm.config.model', 'vllm.v1', 'vllm.v1.outputs'):
+    sys.modules.setdefault(name, MagicMock())
+  rejection, sampling, metadata = (_bare(f'{TPU}.{x}') for x in ('rejection_sampler', 'sampling', 'sampling_metadata'))
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ('data', 'model'))
+  return mesh, rejection.RejectionSampler(mesh), sampling.sample, metadata.TPUSupportedSamplingMetadata
+
+
+def tpu_inference_batch(tokens, q, p, key, temperature, top_k, top_p, lengths):
+  """What vLLM on TPUs verifies a batch with, called as its runner does: without q, for its drafts are arg maxima.
+
+  The test then accepts with p(x), which is right whatever drew x. A greedy row has the temperature -1; the bonus tokens
+  are drawn beforehand.
+  """
   import jax
   import jax.numpy as jnp
 
-  rejection_sampler = _bare(*TPU)
+  mesh, sampler, sample, Settings = _of_tpu_inference()
+  bonus_key, key = jax.random.split(key)
+  settings = Settings()
+  if temperature.any():
+    given = np.where(temperature == 0, -1, temperature), np.where(top_k == p.shape[-1], -1, top_k), top_p
+    settings = Settings(*map(jnp.asarray, map(np.float32, given)), do_sampling=True)
+    settings.top_k = settings.top_k.astype(int)
+  with np.errstate(divide='ignore'):
+    logits = np.log(np.float32(p))
+  ends = jnp.asarray(logits[np.arange(len(p)), lengths])
+  bonus, _ = sample(bonus_key, mesh, ends, settings, allow_distributed_sampling=False)
+  drafted = np.arange(tokens.shape[1]) < lengths[:, None]
+  flat = np.int32(tokens[drafted]), np.int32(lengths), None, logits[:, :-1][drafted]
+  out = sampler(*(x if x is None else jnp.asarray(x) for x in flat), bonus, settings, key)
+  return sampler.parse_output(out, p.shape[-1], lengths, len(p), drafted.sum(), 1, {0: range(len(p))})
 
-  def verify(tokens, q, p, key):
-    bonus, rest = jax.random.split(key)
-    last = jax.random.categorical(bonus, jnp.log(p[-1]))[None]
-    given = tokens, jnp.array([len(tokens)]), q, p[:-1], last
-    return rejection_sampler.rejection_sample(*given, True, rest)
 
-  return jax.jit(verify)
-
-
-def tpu_inference(tokens, q, p, key):
-  """What vLLM on TPUs verifies with; the bonus token is drawn beforehand, as there."""
-  emitted = _of_tpu_inference()(np.int32(tokens), np.float32(q), np.float32(p), key)
-  return [t for t in np.asarray(emitted).tolist() if t >= 0]
+def tpu_inference(tokens, q, p, key, temperature, top_k, top_p):
+  """The same for a batch of one."""
+  settings = (np.array([x]) for x in (temperature, top_k, top_p))
+  return tpu_inference_batch(tokens[None], q[None], p[None], key, *settings, np.array([len(tokens)]))[0]
 
 
 def lmdeploy(tokens, q, p, rng):

@@ -8,8 +8,13 @@
 
 A rule, a combiner or a method is given by its name; a module is of the current folder or an installed one.
 
-A sampler is a function `verify(tokens [K], q [K, V], p [K + 1, V], rng)` that returns the tokens that it emits. Samples
-are objects {"token": …, "top_logprobs": {TOKEN: LOGPROB}}, a line each, of any server.
+A sampler is a function `verify(tokens [K], q [K, V], p [K + 1, V], rng)` that returns the tokens that it emits. One
+with parameters `temperature`, `top_k` or `top_p` is asked to apply them to p, with --rows to each row its own; one with
+`lengths` is given rows without a draft.
+
+Samples are objects {"token": …, "top_logprobs": {TOKEN: LOGPROB}}, or responses in the form of OpenAI, a line each, of
+any server. Their log-probabilities have to be those after temperature, top-p and top-k: start vLLM with
+`--logprobs-mode processed_logprobs`.
 """
 
 import argparse
@@ -20,7 +25,7 @@ import sys
 from typing import Any
 
 from speccascade import acceptance, methods, rules, stopping
-from speccascade.check import enumeration, samplers
+from speccascade.check import enumeration, samplers, samples
 from speccascade.engine.method import Strategy
 from speccascade.host import commands, names
 from speccascade.host.errors import RunError
@@ -46,7 +51,13 @@ def _parser() -> commands.Parser:
     '--runs', type=commands.count, default=20_000, help='of a case that cannot be enumerated (20000)'
   )
   sampler.add_argument('--rows', type=commands.count, default=1, help='of its batch (1: no batch)')
-  sampler.add_argument('--samples', type=Path, metavar='FILE', help='JSON lines of tokens and log-probabilities')
+  sampler.add_argument(
+    '--samples',
+    type=Path,
+    metavar='FILE',
+    help='JSON lines of tokens and log-probabilities, after temperature and filters: vLLM gives those with '
+    '--logprobs-mode processed_logprobs',
+  )
   return parser
 
 
@@ -54,7 +65,7 @@ def _run(args: argparse.Namespace) -> int:
   if sum(x is not None for x in (args.what, args.sampler, args.samples)) != 1:
     raise RunError('give a rule or method, or --sampler MODULE:NAME, or --samples FILE.')
   if args.samples is not None:
-    report = samplers.check_samples(samplers.read_samples(args.samples))
+    report = samples.check_file(args.samples)
   elif args.sampler is not None:
     function = names.find(args.sampler, 'sampler', {}).made()
     report = samplers.check_sampler(function, rng=args.rng, drafts=args.drafts, rows=args.rows, runs=args.runs)

@@ -122,13 +122,13 @@ def _traced(function: Callable, *args) -> tuple[Any, str | None]:
   try:
     return jax.eval_shape(function, *args), None
   except jax.errors.ConcretizationTypeError as error:
-    message = f'cannot be traced{_line_of(error)}: it asks in Python for a value of the device; use jnp.where'
+    message = f'cannot be traced{line_of(error)}: it asks in Python for a value of the device; use jnp.where'
   except (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError) as error:
-    message = f'cannot be traced{_line_of(error)}: it gives a value of the device to numpy or Python; use jax.numpy'
+    message = f'cannot be traced{line_of(error)}: it gives a value of the device to numpy or Python; use jax.numpy'
   except rules.NoTarget as error:
     message = str(error)
   except Exception as error:  # whatever a function of a user's raises
-    message = f'fails{_line_of(error)}: {first_line(error, named=True)}'
+    message = f'fails{line_of(error)}: {first_line(error, named=True)}'
   return None, message
 
 
@@ -166,7 +166,7 @@ def check_processor(processor: Callable | None, vocab: int, positions: int) -> t
   return jax.tree.map(jnp.array, bound)
 
 
-def _line_of(error: Exception) -> str:
+def line_of(error: BaseException) -> str:
   """Return the last line of code outside this package and its libraries that led to an error, if there is one."""
   elsewhere = str(Path(__file__).parents[1]), 'site-packages', 'dist-packages', '<'
   for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -190,7 +190,7 @@ def check_network(model: Model):
       for rows in (ROWS, 2 * ROWS)
     }
   except Exception as error:  # whatever a user's network raises
-    raise ValueError(f'{name} cannot decode{_line_of(error)}: {first_line(error, named=True)}.') from error
+    raise ValueError(f'{name} cannot decode{line_of(error)}: {first_line(error, named=True)}.') from error
   before, logits, after = traced[ROWS]
   if logits.shape != (ROWS, POSITIONS, network.vocab_size):
     raise ValueError(

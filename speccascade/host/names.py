@@ -175,7 +175,7 @@ def module(name: str) -> Any:
     raise ValueError(
       f'{name} cannot be imported ({error}); its folder must be {os.getcwd()} or on sys.path.'
     ) from error
-  except Exception as error:  # the module runs, and may raise anything
+  except (Exception, SystemExit) as error:  # the module runs, and may raise anything
     raise ValueError(
       f'{name} cannot be imported: {type(error).__name__}: {error}; run it by itself to see where.'
     ) from error

@@ -1,4 +1,4 @@
-"""A right speculative sampler, and sixteen mistakes that were found in others, each with what it emits.
+"""A right speculative sampler, and twenty mistakes that were found in others, each with what it emits.
 
 python -m speccascade.check --sampler faults:residual_p     # in this folder
 
@@ -138,6 +138,125 @@ def block(tokens, q, p, rng):
   return [*tokens[:accepted], draw(after if after.sum() else p[accepted], rng.random())]
 
 
+def settled(p, temperature=1.0, top_k=None, top_p=1.0):
+  """Return p [V] after the temperature, top-k and top-p."""
+  if temperature == 0:
+    return np.eye(len(p))[p.argmax()]
+  p = p ** (1 / temperature) / (p ** (1 / temperature)).sum()
+  p = np.where(p >= np.sort(p)[::-1][: top_k or len(p)][-1], p, 0)
+  order = np.argsort(-p)
+  dropped = order[np.cumsum(p[order]) - p[order] >= top_p * p.sum() - 1e-9]
+  p[dropped] = 0
+  return p / p.sum()
+
+
+def filtered_first(p, temperature=1.0, top_k=None, top_p=1.0):
+  return settled(settled(p, top_k=top_k, top_p=top_p), temperature)
+
+
+def turned(p, temperature=1.0, **filters):
+  """Take temperature 0 for -1, as one of a batch that has sampled rows too."""
+  return settled(p, temperature or -1, **filters)
+
+
+def with_settings(settle):
+  """Return a sampler that applies its settings."""
+
+  def verify(tokens, q, p, rng, temperature, top_k, top_p):
+    return right(tokens, q, np.array([settle(x, temperature, top_k=top_k, top_p=top_p) for x in p]), rng)
+
+  return verify
+
+
+def batch_with_settings(settle, cut=True):
+  """Return a sampler of a batch whose rows have settings, and drafts of their own length."""
+
+  def verify(tokens, q, p, rng, temperature, top_k, top_p, lengths):
+    texts = []
+    for x, a, b, n, *each in zip(tokens, q, p, lengths, temperature, top_k, top_p):
+      n = n if cut else len(x)
+      b = np.array([settle(y, each[0], top_k=each[1], top_p=each[2]) for y in b])
+      texts.append(right(list(x[:n]), a[:n], b[: n + 1], rng))
+    return texts
+
+  return verify
+
+
+by_settings = with_settings(settled)
+filters_before_temperature = with_settings(filtered_first)
+batch_by_settings = batch_with_settings(settled)
+greedy_turned = batch_with_settings(turned)
+
+
+def no_draft_forgotten(tokens, q, p, rng, lengths):
+  """Test whatever stands in a row that has no draft."""
+  return [row[: n + 1] for row, n in zip(by_row(tokens, q, p, rng), lengths)]
+
+
+def too_often(tokens, q, p, rng):
+  for i, x in enumerate(tokens):
+    if rng.random() >= p[i, x] / q[i, x] + 1e-3:
+      return [*tokens[:i], draw(ours(p[i], q[i], x), rng.random())]
+  return [*tokens, draw(p[-1], rng.random())]
+
+
+def in_64ths(tokens, q, p, rng):
+  for i, x in enumerate(tokens):
+    if rng.random() >= round(64 * min(1, p[i, x] / q[i, x])) / 64:
+      rest = ours(p[i], q[i], x)
+      return [*tokens[:i], draw(rest if rest.sum() else p[i], rng.random())]
+  return [*tokens, draw(p[-1], rng.random())]
+
+
+def first_q(tokens, q, p, rng):
+  return right(tokens, np.array([q[0]] * len(q)).reshape(q.shape), p, rng)
+
+
+def one_residual_number(tokens, q, p, rng):
+  """Draw what follows in all rows by one number."""
+  ok = [accepts(rng.random(), x[0], a[0], b[0]) for x, a, b in zip(tokens, q, p)]
+  u = rng.random()
+  after = [(b[1] if yes else ours(b[0], a[0], None)) for yes, a, b in zip(ok, q, p)]
+  return [[x[0], draw(w, u)] if yes else [draw(w, u)] for yes, x, w in zip(ok, tokens, after)]
+
+
+def writing_p(tokens, q, p, rng):
+  p[:] = np.eye(p.shape[1])[0]
+  return [0]
+
+
+def writing_q(tokens, q, p, rng):
+  emitted = [int(p[0].argmax())]
+  q[:], p[:] = 0, np.eye(p.shape[1])[p[0].argmax()]
+  return emitted
+
+
+def rejecting(weights, rng):
+  """Draw by rejection: how many numbers are asked for is not known beforehand."""
+  while True:
+    x = int(rng.random() * len(weights))
+    if rng.random() < weights[x] / weights.max():
+      return x
+
+
+def by_rejection(tokens, q, p, rng):
+  for i, x in enumerate(tokens):
+    if not accepts(rng.random(), x, q[i], p[i]):
+      return [*tokens[:i], rejecting(ours(p[i], q[i], x), rng)]
+  return [*tokens, rejecting(p[-1], rng)]
+
+
+def racing(weights, rng):
+  return int(np.argmin(-np.log(rng.random(len(weights))) / np.maximum(weights, 1e-30)))
+
+
+def by_race(tokens, q, p, rng):
+  for i, x in enumerate(tokens):
+    if not accepts(rng.random(), x, q[i], p[i]):
+      return [*tokens[:i], racing(ours(p[i], q[i], x), rng)]
+  return [*tokens, racing(p[-1], rng)]
+
+
 TWO, AFTER = ((0.6, 0.4), (0.9, 0.1)), (0.1, 0.9)
 THREE = ((0.2, 0.4, 0.4), (0.6, 0.3, 0.1))
 P = functools.partial
@@ -167,6 +286,10 @@ FAULTS = {
   'block verification tests with s_1': (block_with_s1, *TWO, 2, 1, 0.15, {}),
   'residual for all unless all accept': (all_or_none, *TWO, 1, 1, None, dict(rows=2)),
   'one key for two rows': (one_key, *TWO, 1, 1, 0.48, dict(drafts=True, rows=2)),
+  'accepted .001 too often': (too_often, *TWO, 1, 1, 0.0009, {}),
+  'the ratio in 64ths': (in_64ths, (0.5, 0.5), (0.9, 0.1), 1, 1, 0.0063, {}),
+  'q of the first position at all': (first_q, *TWO, 2, 2, None, {}),
+  "one number for all rows' residuals": (one_residual_number, *THREE, 1, 1, 0.06, dict(rows=2)),
 }
 RIGHT = {
   'by the papers': (right, {}),
@@ -174,4 +297,6 @@ RIGHT = {
   'with its draft': (drafting, dict(drafts=True)),
   'of a batch': (by_row, dict(rows=2)),
   'block verification': (block, {}),
+  'with settings': (by_settings, {}),
+  'of a batch with settings': (batch_by_settings, dict(rows=2)),
 }
