@@ -401,7 +401,7 @@ def _emitted(method: Method, bar: Progress) -> list[Finding]:
   """Return whether the compiled loop emits the target of a method, by its exact distribution on toy models."""
   models, combiner = method.target
   vocab = 2 if method.by_round else 3
-  large = toy.model(1, vocab, scale=1.2)
+  large = toy.model(1, vocab, scale=1.2, eos_ids=(vocab - 1,))
   every = [*(toy.model(i + 2, vocab, scale=0.8, near=large) for i in range(method.models - 1)), large]
   found = []
   for name in _EMITTED:

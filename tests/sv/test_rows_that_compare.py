@@ -88,7 +88,7 @@ def third_token(by_round):
   return two_rows.distribution(TEST, ONE_PASS, cuts, by_round=by_round, most=8, measured=3).sum((0, 1))[0]
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_rows_that_are_compared_beside_a_drafter_in_one_pass_need_numbers_by_round():
   made = TEST.of([model.network for model in ONE_PASS])
   assert made.by_round and not TEST.by_round  # a drafter whose tokens are the same in every round needs none
@@ -99,7 +99,8 @@ def test_rows_that_are_compared_beside_a_drafter_in_one_pass_need_numbers_by_rou
 @pytest.mark.parametrize('ending', ['bonus', 'test'])
 def test_numbers_are_keyed_by_round_where_rows_are_compared_and_a_number_may_come_again(ending):
   def by_round(budget, models):
-    return methods.scheduled(predictors.max_q, 3, budget=budget, ending=ending).of([m.network for m in models]).by_round
+    made = methods.scheduled(predictors.max_q, 3, budget=budget, plan=GREEDY['plan'], ending=ending)
+    return made.of([model.network for model in models]).by_round
 
   for models in (FAIR, ONE_PASS):
     assert not by_round(Causal(), models)

@@ -4,6 +4,8 @@ A number stands for an interval on which all that is drawn and tested by it is t
 interval. The loop draws and tests as it does outside, so that a number that is used twice is the same number.
 """
 
+import functools
+
 from flax import struct
 import jax
 import jax.numpy as jnp
@@ -48,7 +50,7 @@ def distribution(method, models, cuts, *, by_round, most, measured):
   total = int(np.prod(sizes))
   rounds = 1 + max(r for _, r, *_ in cuts)
 
-  @jax.jit
+  @functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 2})  # which many rows are worth
   @jax.vmap
   def run(table):
     noise = Tabled(jnp.zeros((2, 2), jnp.uint32), by_round=by_round, table=table)
