@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import functools
 import itertools
 import json
+import os
 import pathlib
 import re
 import reprlib
@@ -18,6 +19,7 @@ from speccascade.host.errors import first_line
 CONFIG = 'tokenizer_config.json'
 SPECIAL = ('bos_token', 'eos_token', 'unk_token', 'pad_token', 'sep_token', 'cls_token', 'mask_token')
 SENTINELS = 100  # of T5, where the settings have no number
+_BESIDE = (CONFIG, 'special_tokens_map.json', 'added_tokens.json', 'merges.txt')  # what a tokenizer is made of, too
 _MAX_ID = 1 << 22  # larger than any vocabulary
 _STRIPS = {'lstrip': True, 'rstrip': True}  # of sentinels and control tokens: they take the spaces around them
 _TEXT = '\0'  # marks the text between added tokens
@@ -77,9 +79,23 @@ class Format:
     raise NotImplementedError
 
 
-@functools.lru_cache(maxsize=32)
 def read(path: str) -> Format:
-  """Return the format of a tokenizer file, read once."""
+  """Return the format of a tokenizer file, read again only where it, or a file that belongs to it, has changed."""
+  folder = os.path.dirname(path)
+  return _read(path, *(_stamp(path if name is None else os.path.join(folder, name)) for name in (None, *_BESIDE)))
+
+
+def _stamp(path: str) -> tuple[int, ...] | None:
+  """Return what changes with the content of a file, None where there is none."""
+  try:
+    found = os.stat(path)
+  except OSError:
+    return None
+  return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+@functools.lru_cache(maxsize=32)
+def _read(path: str, *_stamps: tuple[int, ...] | None) -> Format:
   file = pathlib.Path(path)
   if not file.is_file():
     raise FileNotFoundError(f'{path}: the tokenizer file is gone; restore it, or load the model with tokenizer=')

@@ -53,7 +53,8 @@ def read(
     network = network_from_config(config, eos_ids=eos_ids, scan=scan)
   tensors = _stored(folder)
   if 'fc.weight' in tensors and not _is_of_user(config):
-    return heads.read(folder, config, tensors, 'eagle', **how)
+    with errors_of(folder / 'config.json'):
+      return heads.read(folder, config, tensors, 'eagle', **how)
   tensors = {names.canonical(family, name): tensor for name, tensor in tensors.items()}
   entries = names.entries(family, network)
   embeddings = (entry.source for entry in entries if entry.path == ('token_embedder', 'embedding'))
