@@ -211,7 +211,7 @@ def load(path) -> Plan:
 @functools.lru_cache(maxsize=8)
 def _read(file: Path, _changed: int) -> Plan:
   try:
-    content = json.loads(file.read_text())
+    content = json.loads(file.read_text(encoding='utf-8'))
     if not isinstance(content, dict) or content.pop('speccascade_plan', None) != FORMAT:
       raise ValueError('another format')
     if content.pop('digest', None) != storage.digest_of_json(content):

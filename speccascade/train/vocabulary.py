@@ -71,7 +71,7 @@ def learned_vocabulary(
 
 def _recorded(record: Path) -> dict[str, Any]:
   try:
-    found = json.loads(record.read_text())
+    found = json.loads(record.read_text(encoding='utf-8'))
   except (OSError, ValueError):
     return {}
   return found if isinstance(found, dict) else {}

@@ -533,6 +533,12 @@ def test_the_first_difference_is_named(shared, tmp_path):
   assert tokenizers.check_vocabularies(models) == len(a.pieces())  # the longer one goes on where the shorter one ends
 
 
+def test_a_template_that_writes_half_a_character_is_named(tmp_path):
+  tokenizer = _chatty(tmp_path, "{{ '\\ud800' }}{{ messages[0].content }}")
+  with pytest.raises(ValueError, match=having('chat template', f'{tmp_path}', 'surrogate')):
+    tokenizer.chat(HELLO)
+
+
 def _with(folder, change):
   """Write a tokenizer.json after a change of its content."""
   _chatty(folder)
