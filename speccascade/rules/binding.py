@@ -11,6 +11,7 @@ from speccascade import sampling
 from speccascade.rules.base import Declaration, declaration, inside, name_of, Range
 from speccascade.types import Combiner, Rule
 
+_LARGEST = float(np.finfo(np.float32).max)
 EXAMPLE = 'functools.partial(rules.opt, alpha=0.1)'
 
 
@@ -39,7 +40,7 @@ def bind(function: Callable, **numbers) -> tree_util.Partial:
 
 def _overflows(x: float) -> bool:
   """Tell whether a finite number is none as float32, which programs compute with."""
-  return abs(x) > np.finfo(np.float32).max and abs(x) != float('inf')
+  return abs(x) > _LARGEST and abs(x) != float('inf')
 
 
 def bind_rule(rule: Rule) -> tree_util.Partial:
