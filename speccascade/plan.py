@@ -81,6 +81,8 @@ def _run(args: argparse.Namespace):
   if (count := len(options.models(args))) not in (2, 3):
     raise RunError(f'give two models, or three with a companion in the middle, not {count}.')
   out = storage.output_file(storage.local(args.out), args.overwrite) if args.out else None
+  for predictor in args.predictors if args.out else ():
+    predictors.check_declared(predictors.spelled(predictor))
   sampler = options.sampler(args)
   prompts = _prompts(args.prompts, args.prompt_field, args.count)
   options.digests(args)

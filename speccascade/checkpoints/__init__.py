@@ -211,7 +211,7 @@ def digest(path, revision: str | None = None, tokenizer: Any = None) -> str:
   folder = _folder(path, revision)
   form = kind(folder)
   folder = t5x.find(folder) if form == 't5x' else folder
-  patterns = {'hf': {*_HUB_FILES, hf.reader.pattern(folder)}, 'orbax': ['**/*']}
+  patterns = {'hf': {*_HUB_FILES, *hf.reader.patterns(folder)}, 'orbax': ['**/*']}
   files_of_model = [p for pattern in patterns.get(form, ()) for p in folder.glob(pattern)]
   files_of_model = t5x.model_files(folder) if form == 't5x' else files_of_model
   by_name = {os.path.relpath(p, folder): p for p in files_of_model if p.is_file()}
@@ -298,12 +298,11 @@ def _download(hub_id: str, revision: str | None) -> Path:
 
 
 def _other_weights(hub_id: str, names: Sequence[str]) -> list[str]:
-  """Return the pattern of a hub model's weights where they are no safetensors, or raise where they are not read."""
+  """Return the patterns of a hub model's weights where they are no safetensors, or raise where they are not read."""
   if any(name.endswith('.safetensors') for name in names):
     return []
-  if any(fnmatch.fnmatch(name, hf.reader.TORCH) for name in names):
-    stored.check_torch(hub_id)
-    return [hf.reader.TORCH]
+  if found := [pattern for pattern in hf.reader.TORCH if fnmatch.filter(names, pattern)]:
+    return found
   if any(name.endswith('.gguf') for name in names):
     raise ValueError(f'{hub_id} is no checkpoint: {files.GGUF}')
   return []

@@ -1,7 +1,7 @@
 """Tensors as they are stored, none read yet: of safetensors files, of PyTorch's files and of zarr arrays.
 
 A safetensors file is opened anew for each tensor: the library maps it into memory, and its pages are to leave the
-process with it. torch and tensorstore are imported where a file needs them.
+process with it. tensorstore is imported where a file needs it.
 
 A box is a tuple of slices with both ends, one for each axis.
 """
@@ -10,15 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import dataclasses
 import functools
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
-import zipfile
 
 import ml_dtypes
 import numpy as np
 
+from speccascade.checkpoints import pickled
 from speccascade.checkpoints.files import AGAIN, check_pointer
 from speccascade.host.errors import first_line
 from speccascade.types import Array
@@ -110,44 +109,20 @@ def offsets(file: Path) -> list[tuple[int, int]]:
 
 def of_torch(file: Path) -> dict[str, Tensor]:
   """Return the tensors of a file as `pytorch_model.bin`, of which nothing but tensors is unpickled."""
-  check_torch(file)
   check_pointer(file)
   try:
-    import torch
-
-    mapped = zipfile.is_zipfile(file)  # as files of torch before 1.6 are not
-    state = torch.load(file, map_location='cpu', weights_only=True, mmap=mapped)
-  except Exception as error:  # whatever unpickling raises
+    found = pickled.read(file)
+  except pickled.NotTensors as error:
     raise ValueError(
-      f'{file} is truncated, corrupt or more than tensors, it has {file.stat().st_size} bytes '
-      f'({first_line(error)[:200]}): {AGAIN}'
+      f'{file} has more than tensors, or no names ({error}): write them alone where it was made, by '
+      'torch.save(model.state_dict(), PATH)'
     ) from None
-  if not isinstance(state, dict) or not all(hasattr(x, 'detach') for x in state.values()):
-    raise ValueError(f'{file} is no map of names to tensors: save it with model.save_pretrained(PATH)')
-  codes = {name: str(x.dtype).removeprefix('torch.') for name, x in state.items()}
-  return {
-    name: Tensor(file, name, tuple(x.shape), codes[name], functools.partial(_read_torch, x), _FLOATS)
-    for name, x in state.items()
-  }
-
-
-def check_torch(where: Any) -> None:
-  """Raise where torch is not installed."""
-  if importlib.util.find_spec('torch') is None:
+  except Exception as error:  # whatever unpickling raises
+    reason = first_line(error, named=True)[:200]
     raise ValueError(
-      f'{where} has its weights as pytorch_model.bin alone, which needs torch: pip install torch, or write them as '
-      'safetensors where it is, by transformers: from_pretrained(PATH) and save_pretrained(PATH)'
-    )
-
-
-def _read_torch(data: Any, box: Box | None = None) -> np.ndarray:
-  """Return a part of a tensor of torch in memory of its own."""
-  import torch
-
-  part = (data if box is None else data[box]).detach().contiguous()
-  if part.dtype == torch.bfloat16:  # which numpy has not
-    return np.array(part.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
-  return np.array(part.numpy())
+      f'{file} is truncated or corrupt, it has {file.stat().st_size} bytes ({reason}): {AGAIN}'
+    ) from None
+  return {name: Tensor(file, name, x.shape, x.dtype.name, x.read, _FLOATS) for name, x in found.items()}
 
 
 # ---- zarr, as T5X and Orbax write it ----

@@ -44,7 +44,9 @@ def render(
       raise ValueError(f'chat_template_kwargs: {name} comes from the messages or the tokenizer; leave it out')
   file, source = _template(folder, settings, with_tools=arguments.get('tools') is not None)
   defaults = dict(add_generation_prompt=True, tools=None, documents=None)
-  return templates.render(file, source, {**defaults, **arguments, **tokens, 'messages': list(map(dict, messages))})
+  text = templates.render(file, source, {**defaults, **arguments, **tokens, 'messages': list(map(dict, messages))})
+  check_characters(text, f'the chat template of {file}')
+  return text
 
 
 def check_characters(value: Any, what: str):

@@ -6,6 +6,7 @@ truncated instead, and the template around it stays.
 
 from collections.abc import Callable, Sequence
 import gzip
+import io
 import json
 import os
 import pathlib
@@ -17,6 +18,8 @@ from speccascade.data import metrics as metric_table
 from speccascade.data import prompts
 from speccascade.data.examples import Example, Metric, Prompt, Task
 from speccascade.host import storage
+
+_MOST_BYTES = 4 << 30  # of a file of texts, which is read as a whole
 
 
 def parallel_text(
@@ -311,9 +314,12 @@ def read_text(path: str | os.PathLike) -> str:
     data = file.read_bytes()
   if data[:2] == b'\x1f\x8b':
     try:
-      data = gzip.decompress(data)
+      with gzip.open(io.BytesIO(data)) as packed:
+        data = packed.read(_MOST_BYTES + 1)
     except (OSError, EOFError, zlib.error) as e:
       raise ValueError(f'{path}: a damaged gzip file ({e}); fetch it again.') from None
+  if len(data) > _MOST_BYTES:
+    raise ValueError(f'{path}: a file of more than {_MOST_BYTES >> 30} GiB of text; divide it.')
   try:
     return data.decode('utf-8-sig')
   except UnicodeDecodeError as e:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import functools
 import itertools
 import json
+import math
+import os
 import pathlib
 import re
 import reprlib
@@ -18,6 +20,9 @@ from speccascade.host.errors import first_line
 CONFIG = 'tokenizer_config.json'
 SPECIAL = ('bos_token', 'eos_token', 'unk_token', 'pad_token', 'sep_token', 'cls_token', 'mask_token')
 SENTINELS = 100  # of T5, where the settings have no number
+_BESIDE = (CONFIG, 'special_tokens_map.json', 'added_tokens.json', 'merges.txt')  # what a tokenizer is made of, too
+_MOST_CHARACTERS = 1 << 23  # of a text that the library reads, which needs 300 bytes for each
+_NOT_OF_LIBRARY = KeyboardInterrupt, SystemExit, MemoryError
 _MAX_ID = 1 << 22  # larger than any vocabulary
 _STRIPS = {'lstrip': True, 'rstrip': True}  # of sentinels and control tokens: they take the spaces around them
 _TEXT = '\0'  # marks the text between added tokens
@@ -77,9 +82,23 @@ class Format:
     raise NotImplementedError
 
 
-@functools.lru_cache(maxsize=32)
 def read(path: str) -> Format:
-  """Return the format of a tokenizer file, read once."""
+  """Return the format of a tokenizer file, read again only where it, or a file that belongs to it, has changed."""
+  folder = os.path.dirname(path)
+  return _read(path, *(_stamp(path if name is None else os.path.join(folder, name)) for name in (None, *_BESIDE)))
+
+
+def _stamp(path: str) -> tuple[int, ...] | None:
+  """Return what changes with the content of a file, None where there is none."""
+  try:
+    found = os.stat(path)
+  except OSError:
+    return None
+  return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+@functools.lru_cache(maxsize=32)
+def _read(path: str, *_stamps: tuple[int, ...] | None) -> Format:
   file = pathlib.Path(path)
   if not file.is_file():
     raise FileNotFoundError(f'{path}: the tokenizer file is gone; restore it, or load the model with tokenizer=')
@@ -323,7 +342,11 @@ class _Fast(Format):
 
   def __init__(self, file: pathlib.Path, settings: dict[str, Any]):
     self._file = file
-    self._tokenizer = _byte_level(file, settings) if file.name == 'vocab.json' else _tokenizer_json(file)
+    self._growth = 1.0  # how many characters the normalizer may make of one
+    if file.name == 'vocab.json':
+      self._tokenizer = _byte_level(file, settings)
+    else:
+      self._tokenizer, self._growth = _tokenizer_json(file)
     self._tokenizer.no_truncation()
     self._tokenizer.no_padding()
     by_id = {i: piece for piece, i in self._tokenizer.get_vocab(with_added_tokens=True).items()}
@@ -334,6 +357,7 @@ class _Fast(Format):
     self.pieces = [by_id.get(i, '') for i in range(largest + 1)]
     added = self._tokenizer.get_added_tokens_decoder().values()
     self.special = [token.content for token in added if token.special]
+    self._check_length('a')
     sample = self._call(self._tokenizer.encode, 'a')
     text = [i for i, special in enumerate(sample.special_tokens_mask) if not special] or [len(sample.ids)]
     bos = self._ids(settings.get('bos_token'))
@@ -351,9 +375,9 @@ class _Fast(Format):
     """Call the library, whose errors are of any class: those of a regular expression are no Exceptions."""
     try:
       return function(*args, **settings)
+    except _NOT_OF_LIBRARY:
+      raise
     except BaseException as e:
-      if isinstance(e, KeyboardInterrupt | SystemExit | MemoryError):
-        raise
       raise ValueError(
         f'{self._file}: it cannot do with a text ({first_line(e)[:200]}); give its model an unk_token where it lacks '
         'one, or fetch the file again'
@@ -368,7 +392,16 @@ class _Fast(Format):
     i = None if content(token) is None else self._tokenizer.token_to_id(content(token))
     return () if i is None else (i,)
 
+  def _check_length(self, text: str):
+    """Raise for a text for which the library, which ends the process where memory does, may need too much."""
+    if len(text) * self._growth > _MOST_CHARACTERS:
+      more = f', of each of which its normalizer may make {self._growth:.3g}' if self._growth > 1 else ''
+      raise ValueError(
+        f'{self._file}: a text has {len(text)} characters{more}, more than {_MOST_CHARACTERS}; divide the text'
+      )
+
   def encode(self, text):
+    self._check_length(text)
     return self._call(self._tokenizer.encode, text, add_special_tokens=False).ids
 
   def decode(self, ids, special):
@@ -407,13 +440,55 @@ def _around(processed: Sequence[int], token: tuple[int, ...], add: bool | None) 
   return token if add else ()
 
 
-def _tokenizer_json(file: pathlib.Path) -> Any:
+def _tokenizer_json(file: pathlib.Path) -> tuple[Any, float]:
+  """Return the library's tokenizer, and how many characters its normalizer may make of one."""
   import tokenizers  # lazily: token ids alone need no tokenizer library
 
+  content = _read_json(file)
+  model = content.get('model')
+  vocab = model.get('vocab') if isinstance(model, dict) else None
+  _check_ids(file, vocab.items() if isinstance(vocab, dict) else ())
+  added = content.get('added_tokens')
+  named = [x for x in added if isinstance(x, dict)] if isinstance(added, list) else []
+  _check_ids(file, [(x.get('content'), x.get('id')) for x in named])
   try:
-    return tokenizers.Tokenizer.from_file(str(file))
-  except Exception as e:  # the library raises nothing narrower than Exception
-    raise ValueError(f'{file}: not a tokenizer.json ({e}); fetch the file again') from None
+    return tokenizers.Tokenizer.from_file(str(file)), _growth(content.get('normalizer'))
+  except _NOT_OF_LIBRARY:
+    raise
+  except BaseException as e:  # the library raises nothing narrower
+    raise ValueError(f'{file}: not a tokenizer.json ({first_line(e)}); fetch the file again') from None
+
+
+def _check_ids(file: pathlib.Path, ids: Iterable[tuple[Any, Any]]) -> None:
+  """Raise for an id that is none of a vocabulary, before the library makes room for so many."""
+  for piece, i in ids:
+    if type(i) is not int or not 0 <= i < _MAX_ID:
+      raise ValueError(
+        f'{file}: {reprlib.repr(piece)} has the id {reprlib.repr(i)}, expected one of 0 to {_MAX_ID - 1}; fetch the '
+        'file again'
+      )
+
+
+def _growth(normalizer: Any) -> float:
+  """Return how many characters a normalizer may make of one by replacing, at the most."""
+  if not isinstance(normalizer, dict):
+    return 1.0
+  steps = normalizer.get('normalizers')
+  if isinstance(steps, list):
+    return math.prod(map(_growth, steps))
+  pattern, new = (normalizer.get(key) for key in ('pattern', 'content'))
+  if not isinstance(pattern, dict) or not isinstance(new, str):
+    return 1.0
+  least = len(pattern['String']) if isinstance(pattern.get('String'), str) else _least(str(pattern.get('Regex')))
+  return max(1.0, len(new) / least) if least else 1.0 + len(new)
+
+
+def _least(pattern: str) -> int:
+  """Return how many characters a match of a regular expression has at least; 0 where Python does not know it."""
+  try:
+    return re._parser.parse(pattern).getwidth()[0]
+  except (re.error, RecursionError, OverflowError):
+    return 0
 
 
 def _byte_level(file: pathlib.Path, settings: dict[str, Any]) -> Any:
@@ -426,10 +501,15 @@ def _byte_level(file: pathlib.Path, settings: dict[str, Any]) -> Any:
       f'{", ".join(_GPT2 + _QWEN2)} have); write its tokenizer.json with transformers: '
       'AutoTokenizer.from_pretrained(folder, use_fast=True).save_pretrained(folder)'
     )
+  _check_ids(file, _read_json(file).items())
   try:
     vocab, merges = tokenizers.models.BPE.read_file(str(file), str(file.parent / 'merges.txt'))
-  except Exception as e:  # the library raises nothing narrower than Exception
-    raise ValueError(f'{file}: not a byte-level vocabulary with its merges.txt ({e}); fetch both again') from None
+  except _NOT_OF_LIBRARY:
+    raise
+  except BaseException as e:  # the library raises nothing narrower
+    raise ValueError(
+      f'{file}: not a byte-level vocabulary with its merges.txt ({first_line(e)}); fetch both again'
+    ) from None
   added = {vocab[token]: {'content': token, 'special': True} for token in named_tokens(settings) if token in vocab}
   added |= _added_tokens(file.parent, settings)
   vocab |= {token['content']: i for i, token in added.items()}  # otherwise the library chooses their ids

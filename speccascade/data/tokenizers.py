@@ -176,7 +176,7 @@ def check_vocabularies(models: Sequence[Model]) -> int:
   known = [(m, tokenizer_formats.read(m.tokenizer.path).pieces) for m in models if has_pieces(m)]
   for model, pieces in known[1:]:
     first, expected = known[0]
-    i = _first_difference(first.tokenizer.path, model.tokenizer.path)
+    i = _difference(first, model)
     if i is not None:
       raise ValueError(
         f'the vocabularies differ: id {i} is {expected[i]!r} in {first.name} ({first.tokenizer.path}) but '
@@ -195,13 +195,17 @@ def are_alike(model: Model, other: Model) -> bool:
   """Tell whether two models have the same piece for every id that both have; where they are unknown, as many tokens."""
   if not (has_pieces(model) and has_pieces(other)):
     return model.network.vocab_size == other.network.vocab_size
-  return _first_difference(model.tokenizer.path, other.tokenizer.path) is None
+  return _difference(model, other) is None
 
 
-@functools.lru_cache(maxsize=256)
-def _first_difference(path: str, other: str) -> int | None:
-  """Return the first id that two vocabularies, as far as both have it, give to different pieces."""
-  pairs = zip(tokenizer_formats.read(path).pieces, tokenizer_formats.read(other).pieces, strict=False)
+def _difference(model: Model, other: Model) -> int | None:
+  """Return the first id that the vocabularies of two models, as far as both have it, give to different pieces."""
+  return _first_difference(*(tokenizer_formats.read(m.tokenizer.path) for m in (model, other)))
+
+
+@functools.lru_cache(maxsize=32)
+def _first_difference(one: tokenizer_formats.Format, other: tokenizer_formats.Format) -> int | None:
+  pairs = zip(one.pieces, other.pieces, strict=False)
   return next((i for i, (a, b) in enumerate(pairs) if a != b), None)
 
 

@@ -77,6 +77,7 @@ def decode(
   if trace and method.whole_texts:
     raise ValueError(f'trace records one decode, and {method.name} is two; trace each with autoregressive().')
   ended = method.decode(job, functools.partial(_decode, progress=progress))
+  results.warn_of_silent_drafters(job, ended)
   return results.collect(ended, keep_faults=keep_faults)
 
 

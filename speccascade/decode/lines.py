@@ -96,7 +96,7 @@ def _biases(given: Mapping[str, Any]) -> dict[int, Any]:
 
 def _token(text: str) -> int:
   """Return the token id of a key, for keys of JSON are texts."""
-  if not text.isdecimal():
+  if not (text.isascii() and text.isdecimal() and len(text) < 20):
     raise ValueError(f'logit_bias has {text!r}, not a token id')
   return int(text)
 

@@ -6,6 +6,8 @@ import os
 from typing import Any
 import warnings
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from speccascade import rules
@@ -228,6 +230,21 @@ def collect(rows: Sequence[Row], *, keep_faults: bool = False) -> Decoded:
   if some := [fault for fault in faults if fault]:
     warnings.warn(f'{len(some)} of {len(rows)} rows ended as faults. {some[0]}', stacklevel=4)
   return decoded
+
+
+def warn_of_silent_drafters(job: Job, rows: Sequence[Row]) -> None:
+  """Warn of drafters that drafted no token, where their parameters are why: the text is the verifier's all the same."""
+  method = job.method.at(job.size)
+  if any(np.sum(row.stats['drafted']) for row in rows):
+    return
+  for slot in method.slots[:-1]:
+    leaves = jax.tree.leaves(job.models[slot].params)
+    if not all(jnp.isfinite(x).all() for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)):
+      warnings.warn(
+        f'model {slot} ({job.models[slot].name}) drafted nothing, for its parameters are not finite; load or train it '
+        'again',
+        stacklevel=3,
+      )
 
 
 def _join(stats: Sequence[dict]) -> Stats:

@@ -5,6 +5,7 @@ caches are computed some prompts at a time. When rows change hands is decided by
 so that a run and its repetition have the same batches. Networks that remember outputs are given those that ended, too.
 """
 
+import collections
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -32,7 +33,7 @@ class Queue:
     self.rows = rows
     self.request_of = np.full(engine.size, -1)  # -1: the row is free
     order = inputs.by_length([row.tokens for row in rows])  # samples of a prompt stay together
-    self.waiting = [request for request in order if request not in skip]
+    self.waiting = collections.deque(request for request in order if request not in skip)
     self.read: list[tuple[int, int]] = []  # (row of the prefix, request) of prompts that have been read
     self.prefix = None
     self.more_than_a_batch = len(rows) > engine.size
@@ -86,7 +87,7 @@ class Queue:
       source = self.rows[self.waiting[0]].source
       if len(prompts) == self.prompts_at_once and source not in prompts:
         break
-      self.read.append((prompts.setdefault(source, len(prompts)), self.waiting.pop(0)))
+      self.read.append((prompts.setdefault(source, len(prompts)), self.waiting.popleft()))
     tokens = {self.rows[request].source: self.rows[request].tokens for _, request in self.read}
     self.prefix = self.engine.prefill([tokens[source] for source in prompts], self.prompts_at_once)
 

@@ -3,7 +3,7 @@
 Axis letters: R resamples, N examples, G groups of examples that were timed together, K totals, P points of a curve.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 import functools
 
 import numpy as np
@@ -11,13 +11,30 @@ from scipy import special
 
 RESAMPLES = 1000
 TAIL = 0.025  # on each side of every interval
+_AT_ONCE = 1 << 22  # numbers that are held in float64 beside the resamples, which are bytes
 LEAST = 6  # groups of fewer have no interval
 
 
 @functools.lru_cache(maxsize=4)
 def draws(seed: Hashable, n: int) -> np.ndarray:
   """Return how often each of n examples is in each resample [R, n]."""
-  return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES).astype(float)
+  random = np.random.default_rng(seed)
+  drawn = np.empty((RESAMPLES, n), np.uint8)  # none is drawn 256 times: the mean is 1
+  for rows in _blocks(RESAMPLES, n):
+    drawn[rows] = random.multinomial(n, np.full(n, 1 / n), rows.stop - rows.start)
+  return drawn
+
+
+def _blocks(rows: int, n: int) -> Iterator[slice]:
+  """Yield slices of rows of n numbers that are few enough to be held at once."""
+  step = max(1, _AT_ONCE // max(n, 1))
+  for start in range(0, rows, step):
+    yield slice(start, min(rows, start + step))
+
+
+def totals(weights: np.ndarray, statistics: np.ndarray) -> np.ndarray:
+  """Return the sums [R, K] of statistics [N, K] over examples with weights [R, N]."""
+  return np.concatenate([weights[rows].astype(float) @ statistics for rows in _blocks(*weights.shape)])
 
 
 def interval(values: np.ndarray) -> list[float]:

@@ -159,7 +159,7 @@ def predicted_texts(task: Task, lines: Sequence[dict]) -> tuple[list[Example], l
 def _on(metric: Callable, statistics: np.ndarray, weights: np.ndarray) -> np.ndarray | None:
   """Return a metric on examples with weights [R, N], None where it is no finite number for all of them."""
   sizes = weights.sum(1).astype(int).tolist()
-  values = np.array([metric.combine(*some) for some in zip(weights @ statistics, sizes, strict=True)])
+  values = np.array([metric.combine(*some) for some in zip(intervals.totals(weights, statistics), sizes, strict=True)])
   return values if np.isfinite(values).all() else None
 
 
@@ -346,7 +346,7 @@ def _matched(
       known = quality[key].resampled.get(name) is not None and len(both) >= intervals.LEAST
       if known and (values := judged(key)) is not None:
         pairs = np.array([(timed[base][groups[i]].seconds, timed[key][groups[i]].seconds) for i in both])
-        drawn.append((len(both), values, by_group[:, both] @ pairs))
+        drawn.append((len(both), values, intervals.totals(by_group[:, both], pairs)))
     if drawn:
       values, sums = (np.stack(x, 1) for x in list(zip(*drawn, strict=True))[1:])  # [R, P] and [R, P, 2]
       timed_in = (sums[:, :, 1] > 0).all(1)  # a resample may have none of the groups that a fault has left

@@ -59,6 +59,8 @@ def find(text: str) -> Curve | list:
   named = names.find(text, 'curve', known, parts)
   if isinstance(named.value, Curve | list | tuple):
     return named.value
+  if isinstance(named.value, type):
+    raise ValueError(f'{text!r} names the class {named.name}, no rule, method or suite; name a function.')
   if named.value in suites.known().values():
     with names.explained(named):
       return named.value(**plugins.bound(named.value) | named.arguments)

@@ -178,6 +178,11 @@ def run(
   parser: Parser, command: Callable[[argparse.Namespace], int | None], argv: Sequence[str] | None, stopped: str
 ) -> int:
   """Run a command and return its exit code, 0 for None; print `stopped` where a signal ends it."""
+  with streams.lossy():
+    return _run(parser, command, argv, stopped)
+
+
+def _run(parser: Parser, command: Callable, argv: Sequence[str] | None, stopped: str) -> int:
   argv = list(sys.argv[1:] if argv is None else argv)
   args = argparse.Namespace()
   try:

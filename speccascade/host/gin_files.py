@@ -61,6 +61,9 @@ def _path_of(file: str, search_paths: Sequence[str]) -> str:
   return name
 
 
+_utf8 = functools.partial(open, encoding='utf-8')  # whatever the locale
+
+
 @contextlib.contextmanager
 def _searching(folders: Sequence[str]):
   """Let gin find files in folders, and forget them afterwards; modules next to the files stay importable.
@@ -71,6 +74,7 @@ def _searching(folders: Sequence[str]):
   readers = gin.config._FILE_READERS
   before = list(prefixes), list(readers)
   readers[:] = [r for r in readers if r[0].__module__ != 'gin.resource_reader']
+  readers[:] = [(_utf8, readable) if reader is open else (reader, readable) for reader, readable in readers]
   for folder in folders:
     gin.add_config_file_search_path(folder)
     if folder not in sys.path and folder != str(SHIPPED):

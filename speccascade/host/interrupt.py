@@ -3,7 +3,11 @@
 from collections.abc import Callable, Iterator
 import contextlib
 import signal
+import sys
 import threading
+from typing import Any
+
+_SOON = 0.02  # seconds after which a dropped signal is sent again
 
 
 class Ended(KeyboardInterrupt):
@@ -12,13 +16,45 @@ class Ended(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
-  """Raise on SIGTERM, which schedulers send, as on Ctrl-C."""
+  """Raise on SIGTERM, which schedulers send, as on Ctrl-C.
 
-  def end(*_):
-    raise Ended
-
-  with _handler(end, signal.SIGTERM):
+  Python drops what a handler raises inside a callback of the garbage collector, a finalizer or a weak reference, of
+  which JAX has some. A signal whose exception is dropped is sent again until one comes through.
+  """
+  ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # and not ignored, as in the background
+  with _handler(_raise, signal.SIGTERM, *[signal.SIGINT] * ours), _sent_again():
     yield
+
+
+def _raise(number: int, _: Any = None):
+  raise Ended if number == signal.SIGTERM else KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _sent_again() -> Iterator[None]:
+  """Send a signal once more where Python drops its exception, a little later: then the callback is over."""
+  before = sys.unraisablehook
+  dropped: list[int] = []
+
+  def send(number: int):
+    dropped.remove(number)
+    signal.pthread_kill(threading.main_thread().ident, number)
+
+  def hook(unraisable: Any):
+    if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+      return before(unraisable)
+    dropped.append(signal.SIGTERM if isinstance(unraisable.exc_value, Ended) else signal.SIGINT)
+    timer = threading.Timer(_SOON, send, dropped[-1:])
+    timer.daemon = True
+    timer.start()
+
+  sys.unraisablehook = hook
+  try:
+    yield
+    if dropped:  # the block ended before it was sent
+      _raise(dropped[0])
+  finally:
+    sys.unraisablehook = before
 
 
 @contextlib.contextmanager

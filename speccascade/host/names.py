@@ -4,11 +4,15 @@ opt  speculative                              what the package has, by its name
 opt(alpha=0.1)  speculative(rule=opt, block=5)  with arguments, which are values or names
 opt:0.1  weighted:.5,.5                       with its first argument alone, a number or some
 my_rules:mine(alpha=0.3)                      of a module in the current folder, or an installed one
+
+A name is looked up first. What it names is checked next, and called last. A text that a user writes may import a
+module; one that stands in a file of data may not (`as_data`).
 """
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
+import contextvars
 import dataclasses
 import difflib
 import functools
@@ -26,6 +30,7 @@ from speccascade.host.errors import first_line
 
 _COLON = re.compile(r"""('[^']*'|"[^"]*")|([A-Za-z_][\w.]*):(?=[\w.+-])""")
 _NUMBERS = {'nan': math.nan, 'inf': math.inf}
+_AS_DATA = contextvars.ContextVar('as data', default=False)
 
 
 class Named(NamedTuple):
@@ -36,10 +41,17 @@ class Named(NamedTuple):
   arguments: dict[str, Any]
   short: list[Any]  # the numbers of NAME:NUMBER,NUMBER
   called: bool  # whether arguments are given, be they none
+  what: str  # it is to name, for errors
+  known: Mapping[str, Any]  # what else it might have named
 
   def made(self) -> Any:
-    """Return the value with its arguments: an instance of a class, a function with them bound."""
+    """Return the value with its arguments: an instance of a class, a function with them bound.
+
+    Raises:
+      ValueError: It is a class of another kind than those that are known, or does not take these arguments.
+    """
     if isinstance(self.value, type):
+      self._check_kind()
       with explained(self):
         return self.value(*self.short, **self.arguments)
     if not self.called or not self.arguments and not self.short:
@@ -47,6 +59,25 @@ class Named(NamedTuple):
     if self.short or not callable(self.value):
       raise ValueError(f'{self.name} takes its arguments by name, as in {self.name}(NAME=VALUE)')
     return functools.partial(self.value, **self.arguments)
+
+  def _check_kind(self) -> None:
+    """Raise for a class that is like no known one and whose instances are no functions: nothing else is called."""
+    kinds = tuple({x.__mro__[-2] for x in self.known.values() if isinstance(x, type)})
+    functions = not kinds or any(not isinstance(x, type) for x in self.known.values())
+    called = functions and any('__call__' in vars(x) for x in self.value.__mro__)
+    if not called and not issubclass(self.value, kinds):
+      ways = [*sorted(f'inherit {x.__name__}' for x in kinds), *['define __call__'] * functions]
+      raise ValueError(f'the class {self.name} is no {self.what}; {" or ".join(ways)} in it.')
+
+
+@contextlib.contextmanager
+def as_data() -> Iterator[None]:
+  """Let texts in the block, which stand in a file of data, name what is imported already, and import nothing."""
+  token = _AS_DATA.set(True)
+  try:
+    yield
+  finally:
+    _AS_DATA.reset(token)
 
 
 @contextlib.contextmanager
@@ -75,7 +106,7 @@ def find(text: str, what: str, known: Mapping[str, Any], inner: Mapping[str, Any
   source = _COLON.sub(lambda m: m[1] or f'{m[2]} @ ', text.strip())
   try:
     node = ast.parse(source, mode='eval').body
-  except (SyntaxError, ValueError):
+  except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two of one that nests very deep
     node = None
   more = []
   if isinstance(node, ast.Tuple) and node.elts:  # NAME:NUMBER,NUMBER
@@ -112,7 +143,7 @@ def _named(node: ast.expr, what: str, known: Mapping[str, Any], inner: Mapping[s
     raise ValueError(f'no {what} is called {node.id!r}; {_among(known, node.id)}')
   value = known[node.id] if found is None else imported(found, node.id)
   arguments = {keyword.arg: _value(keyword.value, inner, f'{keyword.arg}={{}}') for keyword in keywords}
-  return Named(value, node.id, arguments, short, called or bool(short))
+  return Named(value, node.id, arguments, short, called or bool(short), what, known)
 
 
 def meant(name: str, known: Iterable[str]) -> str:
@@ -137,7 +168,7 @@ def _is_colon(node: ast.expr) -> bool:
 
 def _value(node: ast.expr, inner: Mapping[str, Any], form: str) -> Any:
   """Return the value of an argument: a number, a text, a list of values, or what is named."""
-  with contextlib.suppress(ValueError):
+  with contextlib.suppress(ValueError, TypeError):
     return ast.literal_eval(node)
   if isinstance(node, ast.Name) and node.id in _NUMBERS:
     return _NUMBERS[node.id]
@@ -166,7 +197,11 @@ def _value(node: ast.expr, inner: Mapping[str, Any], form: str) -> Any:
 
 
 def module(name: str) -> Any:
-  """Import a module of the current folder or an installed one."""
+  """Return a module of the current folder or an installed one, which is imported unless the name is data."""
+  if _AS_DATA.get():
+    if name not in sys.modules:
+      raise ValueError(f'{name} is not imported, and a file of data imports nothing; give --import {name}.')
+    return sys.modules[name]
   if os.getcwd() not in sys.path:
     sys.path.insert(0, os.getcwd())
   try:
@@ -184,10 +219,12 @@ def module(name: str) -> Any:
 def imported(name: str, attribute: str) -> Any:
   """Return the value of a name in a module of the current folder or an installed one."""
   found = module(name)
-  if not hasattr(found, attribute):
+  if attribute not in vars(found) and (_AS_DATA.get() or not hasattr(found, attribute)):  # which may import, too
     known = [other for other, value in vars(found).items() if callable(value)]
-    raise ValueError(f'{name} ({found.__file__}) has no {attribute}{meant(attribute, known) or "."}')
-  return getattr(found, attribute)
+    raise ValueError(
+      f'{name} ({getattr(found, "__file__", "no file")}) has no {attribute}{meant(attribute, known) or "."}'
+    )
+  return vars(found)[attribute] if attribute in vars(found) else getattr(found, attribute)
 
 
 def of_modules(modules: Sequence[str]) -> Iterator[tuple[str, str]]:

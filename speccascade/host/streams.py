@@ -1,12 +1,13 @@
 """What a process prints: on streams that are closed, have no reader or cannot encode it, and by loggers of others."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import io
 import logging
 import os
 import select
 import sys
+from typing import Any, TextIO
 
 
 @contextlib.contextmanager
@@ -37,6 +38,42 @@ def prepared() -> Iterator[None]:
   finally:
     if strict:
       out.reconfigure(errors=errors)
+
+
+class _Lossy:
+  """A stream that drops what cannot be written: what it reports is not worth the end of a run."""
+
+  def __init__(self, stream: TextIO):
+    self._stream = stream
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._stream, name)
+
+  def write(self, text: str) -> int:
+    return self._tried(self._stream.write, text) or 0
+
+  def flush(self):
+    self._tried(self._stream.flush)
+
+  def _tried(self, function: Callable, *given: str) -> Any:
+    try:
+      return function(*given)
+    except BrokenPipeError:  # nobody reads it: the command ends as other tools do
+      raise
+    except OSError:
+      os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+
+@contextlib.contextmanager
+def lossy() -> Iterator[None]:
+  """Let work go on where standard error cannot be written, as on a full disk; from then on nothing is."""
+  before = sys.stderr
+  if before is not None:
+    sys.stderr = _Lossy(before)
+  try:
+    yield
+  finally:
+    sys.stderr = before
 
 
 def flush():

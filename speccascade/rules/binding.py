@@ -11,6 +11,7 @@ from speccascade import sampling
 from speccascade.rules.base import Declaration, declaration, inside, name_of, Range
 from speccascade.types import Combiner, Rule
 
+_LARGEST = float(np.finfo(np.float32).max)
 EXAMPLE = 'functools.partial(rules.opt, alpha=0.1)'
 
 
@@ -32,7 +33,14 @@ def bind(function: Callable, **numbers) -> tree_util.Partial:
         f'{name_of(function)} needs a number for {name}, not {name}={value!s}: only numbers and arrays can be bound; '
         'write anything else into the function.'
       )
+    if any(isinstance(x, int | float) and _overflows(x) for x in tree_util.tree_leaves(value)):
+      raise ValueError(f'{name_of(function)} has {name}={value!s:.40}, beyond float32; give a number of at most 3e38.')
   return tree_util.Partial(function, **tree_util.tree_map(sampling.traced, numbers))
+
+
+def _overflows(x: float) -> bool:
+  """Tell whether a finite number is none as float32, which programs compute with."""
+  return abs(x) > _LARGEST and abs(x) != float('inf')
 
 
 def bind_rule(rule: Rule) -> tree_util.Partial:

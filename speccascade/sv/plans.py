@@ -20,11 +20,13 @@ import numpy as np
 
 from speccascade import rules, sampling
 from speccascade.host import storage
+from speccascade.host.errors import first_line
 from speccascade.sv import predictors
 from speccascade.sv.predictors import AcceptanceTable, Fit, Logistic
 from speccascade.sv.verification import Latency
 
 FORMAT = 3
+METHODS = 'autoregressive', 'speculative', 'sv_exact', 'scheduled'  # that a plan may choose
 MAKE = 'make one with python -m speccascade.plan'
 
 
@@ -209,13 +211,34 @@ def load(path) -> Plan:
 @functools.lru_cache(maxsize=8)
 def _read(file: Path, _changed: int) -> Plan:
   try:
-    content = json.loads(file.read_text())
+    content = json.loads(file.read_text(encoding='utf-8'))
     if not isinstance(content, dict) or content.pop('speccascade_plan', None) != FORMAT:
       raise ValueError('another format')
     if content.pop('digest', None) != storage.digest_of_json(content):
       raise ValueError('its content was changed after it was written')
-  except ValueError as error:
+    made = _made(content)
+  except (ValueError, RecursionError) as error:
     raise ValueError(f'{file} is no plan of this version ({error}); {MAKE}.') from None
+  except (TypeError, KeyError, AttributeError) as error:  # of values of another kind
+    raise ValueError(f'{file} is no plan of this version ({first_line(error, named=True)}); {MAKE}.') from None
+  _check_choices(file, made.choices)
+  return made
+
+
+def _check_choices(file: Path, choices: Mapping[int, Choice]) -> None:
+  """Raise where a choice is none that a plan makes: what stands in a file is data, and names no code but declared."""
+  for choice in choices.values():
+    if choice.method not in METHODS or type(choice.block) is not int or type(choice.predictor) is not str:
+      raise ValueError(f'{file}: {list(choice)} is no choice of a plan, [METHOD, γ, PREDICTOR]; {MAKE}.')
+    if choice.predictor:
+      try:
+        predictors.check_declared(choice.predictor)
+      except ValueError as error:
+        raise ValueError(f'{file}: {error}') from None
+
+
+def _made(content: Mapping[str, Any]) -> Plan:
+  """Return the plan of a file's content."""
   origin = Origin(**{k: tuple(map(_tuple, v)) if isinstance(v, list) else v for k, v in content['origin'].items()})
   choices = {int(n): Choice(*choice) for n, choice in content['choices'].items()}
   speeds = {int(n): tuple(Speed(*speed) for speed in some) for n, some in content['speeds'].items()}

@@ -297,11 +297,7 @@ class Predictor:
   @classmethod
   def of(cls, function: Callable, fit: Fit | None = None) -> 'Predictor':
     """Return the predictor of a signal; `fit` None takes the signal's own."""
-    if not callable(function) or isinstance(function, type) or not isinstance(declaration(function), Declaration):
-      raise ValueError(
-        f'predictor={rules.name_of(function) if callable(function) else repr(function)} is no signal; give one of '
-        f'{", ".join(signals())}, or a function of a Draft.'
-      )
+    check(function)
     if fit is not None and not isinstance(fit, Fit):
       raise ValueError(f'fit={fit!r} is no fit; give Logistic(), AsIs() or an AcceptanceTable.')
     return cls(rules.bind(function), declaration(function).fit if fit is None else fit)
@@ -337,6 +333,23 @@ def declaration(function: Callable) -> Declaration:
   return getattr(rules.inside(function), 'declaration', Declaration())
 
 
+def check(function: Any) -> None:
+  """Raise where a value is no signal; nothing is called."""
+  if not callable(function) or isinstance(function, type) or not isinstance(declaration(function), Declaration):
+    raise ValueError(
+      f'predictor={rules.name_of(function) if callable(function) else repr(function)} is no signal; give one of '
+      f'{", ".join(signals())}, or a function of a Draft.'
+    )
+
+
+def check_declared(text: str) -> None:
+  """Raise where a text names no declared signal of the package or of an imported module: a plan may name no other."""
+  with names.as_data():
+    function = names.find(text, 'predictor', signals()).value
+  if not inspect.isfunction(function) or not isinstance(getattr(function, 'declaration', None), Declaration):
+    raise ValueError(f'{text!r} names no declared signal, as a plan does; write @predictors.signal() above it.')
+
+
 def signals() -> dict[str, Callable]:
   """Return the signals of the package, by name."""
   return {name: x for name, x in globals().items() if inspect.isfunction(x) and hasattr(x, 'declaration')}
@@ -349,7 +362,9 @@ def known() -> dict[str, Any]:
 
 def find(text: str) -> Callable:
   """Return the signal that a text names, as in margin or my_signals:mine."""
-  return names.find(text, 'predictor', signals()).made()
+  named = names.find(text, 'predictor', signals())
+  check(named.value)
+  return named.made()
 
 
 def spelled(function: Callable) -> str:

@@ -152,6 +152,7 @@ def train(
   run = _Run(out, network, settings, on, rules, [teacher, companion], echo)
   tokenizer = None if tokenizer is None else tokenizers.load(tokenizer)
   with out.locked():
+    out.clean()
     identity = _identity(network, settings, tokenizer, start=start, teacher=teacher, companion=companion)
     _check_identity(out, identity)
     params = run(pairs, start, donated)

@@ -6,6 +6,7 @@ That of the package is `make(FILE, itertools.chain.from_iterable(embedded.senten
 from collections.abc import Iterable, Mapping, Sequence
 import io
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,36 @@ def learned_vocabulary(
 ) -> str:
   """Return the path of a vocabulary; where there is no such file yet, it is learned from the texts of some files.
 
+  What it was learned of is written next to it, and has to be what is asked for where the file is there already.
+
   Args:
     file: The vocabulary.
     paths: The files of texts, as `data.files.texts` reads them.
     size: Number of pieces.
     field: Field or template of a text in JSON objects; None takes the lines of a text file.
     settings: Settings of sentencepiece that replace those of T5.
+
+  Raises:
+    ValueError: The file is there, and was learned of something else, or nothing says of what.
   """
+  texts = list(itertools.chain.from_iterable(files.texts(path, field) for path in paths))
+  asked = dict(size=size, settings=dict(settings or {}), texts=storage.digest_of_json(texts))
+  record = Path(f'{file}.of.json').expanduser()
   if not Path(file).expanduser().exists():
-    texts = itertools.chain.from_iterable(files.texts(path, field) for path in paths)
+    storage.write(record, json.dumps(asked))  # first: one without its vocabulary is written over
     make(file, texts, size=size, **(settings or {}))
+  elif (found := _recorded(record)) != json.loads(json.dumps(asked)):
+    differs = [key for key in asked if found.get(key) != asked[key]]
+    raise ValueError(
+      f'{file} is there already, and {record.name} does not say that it was learned with this {" and ".join(differs)}: '
+      'remove it or name another file; a vocabulary of yours is given by its path alone'
+    )
   return file
+
+
+def _recorded(record: Path) -> dict[str, Any]:
+  try:
+    found = json.loads(record.read_text(encoding='utf-8'))
+  except (OSError, ValueError):
+    return {}
+  return found if isinstance(found, dict) else {}

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib.util
 import json
 import os
 import pathlib
@@ -181,11 +180,8 @@ def test_a_hub_id_is_fetched_or_explained(folders, monkeypatch, tmp_path):
   assert asked == [('org/name', None, True, False), ('org/name', 'v2', True, False)]
 
   listed.remove('model.safetensors')
-  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: True)  # torch is there
   checkpoints.read('org/name')
   assert asked[2:] == [('org/name', None, True, True)]
-  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
-  assert says(_error('org/name', ValueError), 'org/name', 'pytorch_model.bin', 'pip install torch')
   listed[:] = ['model-Q4_K_M.gguf']
   assert says(_error('org/name', ValueError), 'org/name', 'llama.cpp')
   assert len(asked) == 3

@@ -297,3 +297,11 @@ def test_a_prompt_without_room_for_a_text_and_a_missing_tokenizer_are_errors(pai
     files.parallel_text(*pair, prefix='to German: ', tokenizer=byt5, max_prompt_tokens=5)
   with pytest.raises(FileNotFoundError, match='nowhere/x'):
     files.parallel_text(*pair, tokenizer=str(tmp_path / 'nowhere' / 'x'))
+
+
+def test_a_gzip_of_too_much_text_is_refused_before_all_of_it_is_unpacked(tmp_path, monkeypatch):
+  (tmp_path / 'x.gz').write_bytes(gzip.compress(b'a\n' * 1000))
+  assert len(files.lines(tmp_path / 'x.gz')) == 1000
+  monkeypatch.setattr(files, '_MOST_BYTES', 1999)
+  with pytest.raises(ValueError, match='x.gz'):
+    files.lines(tmp_path / 'x.gz')

@@ -211,7 +211,6 @@ def test_a_setting_of_another_type_is_named_with_its_file(tmp_path, key):
   for name in ('tokenizer_config.json', 'special_tokens_map.json'):
     for value in ANY:
       (tmp_path / name).write_text(json.dumps({key: value}))
-      tokenizer_formats.read.cache_clear()
       if any(value == x and type(value) is type(x) for x in RIGHT[key]):
         assert tokenizer.decode(tokenizer.encode('A dog')) == 'A dog'
         continue
@@ -231,7 +230,6 @@ def test_what_the_library_of_tokenizers_cannot_do_is_one_sentence(tmp_path, capf
   fast = Tokenizer(models.WordLevel({'b': 0, 'a': 1}, unk_token='b'))
   fast.pre_tokenizer = pre_tokenizers.Split(Regex('(a|aa)+$'), 'isolated')  # in which 2ⁿ ways are tried
   fast.save(str(tmp_path / 'tokenizer.json'))
-  tokenizer_formats.read.cache_clear()
   with pytest.raises(ValueError, match=having(f'{tmp_path}/tokenizer.json', 'text')):
     tokenizers.find(tmp_path).encode('a' * 100 + 'b')
   capfd.readouterr()  # the library prints its panic
@@ -244,7 +242,6 @@ def test_an_id_larger_than_any_vocabulary_is_named(tmp_path):
   for content, parts in ((vocabulary | {'far': 4 * 10**9}, ("'far'", '4000000000')), ({}, ('no tokens',))):
     file.write_text(json.dumps(content))
     (tmp_path / 'merges.txt').write_text('')
-    tokenizer_formats.read.cache_clear()
     with pytest.raises(ValueError, match=having(f'{file}', *parts)):
       tokenizer.encode('the')
 
@@ -534,3 +531,72 @@ def test_the_first_difference_is_named(shared, tmp_path):
   b = byte_level(tmp_path / 'b', **OPT, after=['more'])
   models = [_model(a, 300, 'a'), _model(b, 300, 'b')]
   assert tokenizers.check_vocabularies(models) == len(a.pieces())  # the longer one goes on where the shorter one ends
+
+
+def test_a_template_that_writes_half_a_character_is_named(tmp_path):
+  tokenizer = _chatty(tmp_path, "{{ '\\ud800' }}{{ messages[0].content }}")
+  with pytest.raises(ValueError, match=having('chat template', f'{tmp_path}', 'surrogate')):
+    tokenizer.chat(HELLO)
+
+
+def _with(folder, change):
+  """Write a tokenizer.json after a change of its content."""
+  _chatty(folder)
+  file = folder / 'tokenizer.json'
+  content = json.loads(file.read_text())
+  change(content)
+  file.write_text(json.dumps(content))
+  return tokenizers.find(folder)
+
+
+DOUBLES = {'type': 'Replace', 'pattern': {'String': 'a'}, 'content': 'aa'}
+GROWING = (
+  {'type': 'Sequence', 'normalizers': [DOUBLES] * 40},
+  {'type': 'Sequence', 'normalizers': [{'type': 'Sequence', 'normalizers': [DOUBLES] * 20}] * 2},
+  {'type': 'Replace', 'pattern': {'Regex': ''}, 'content': 'b' * (1 << 25)},
+  {'type': 'Replace', 'pattern': {'Regex': '(?=a)'}, 'content': 'b' * (1 << 25)},
+)
+
+
+@pytest.mark.parametrize('normalizer', GROWING)
+def test_a_normalizer_that_repeats_is_refused_before_the_library_runs_it(normalizer, tmp_path):
+  tokenizer = _with(tmp_path, lambda content: content.update(normalizer=normalizer))
+  with pytest.raises(ValueError, match=having(f'{tmp_path}/tokenizer.json', 'normalizer')):
+    tokenizer.encode('a')
+
+
+def test_a_normalizer_that_does_not_grow_is_run(tmp_path):
+  steps = [{'type': 'Replace', 'pattern': {'Regex': '\\s+'}, 'content': ' '}] * 8
+  tokenizer = _with(tmp_path, lambda content: content.update(normalizer={'type': 'Sequence', 'normalizers': steps}))
+  assert tokenizer.encode('the  a') == tokenizer.encode('the a')
+
+
+def test_a_text_longer_than_the_library_reads_is_refused(tmp_path, monkeypatch):
+  tokenizer = _chatty(tmp_path)
+  monkeypatch.setattr(tokenizer_formats, '_MOST_CHARACTERS', 100)
+  assert tokenizer.encode('a' * 100)
+  with pytest.raises(ValueError, match=having('tokenizer.json', '101 characters', '100')):
+    tokenizer.encode('a' * 101)
+
+
+@pytest.mark.parametrize('i', [4_000_000_000, -1, 1.5, '1', None, True])
+def test_an_id_that_is_none_is_refused_before_the_library_makes_room_for_it(i, tmp_path):
+  for change in (lambda c: c['model']['vocab'].update(x=i), lambda c: c['added_tokens'][0].update(id=i)):
+    with pytest.raises(ValueError, match=having('tokenizer.json', f'{i!r}')):
+      _with(tmp_path, change).encode('a')
+  tokenizer = byte_level(tmp_path / 'vocab', **OPT) if (tmp_path / 'vocab').mkdir() is None else None
+  file = tmp_path / 'vocab' / 'vocab.json'
+  file.write_text(json.dumps(json.loads(file.read_text()) | {'x': i}))
+  with pytest.raises(ValueError, match=having('vocab.json', f'{i!r}')):
+    tokenizer.encode('a')
+
+
+def test_settings_that_change_are_read_again_and_so_is_a_vocabulary(tmp_path):
+  tokenizer = byte_level(tmp_path, **OPT)
+  before = tokenizer.encode('the')
+  config = tmp_path / 'tokenizer_config.json'
+  config.write_text(json.dumps(json.loads(config.read_text()) | {'add_bos_token': False}))
+  after = tokenizers.find(tmp_path).encode('the')
+  assert after != before and after == before[1:]
+  (tmp_path / 'merges.txt').write_text('#version: 0.2\nt h\n')
+  assert len(tokenizers.find(tmp_path).encode('the')) == len(after) + 1

@@ -333,6 +333,7 @@ def test_two_processes_do_not_write_one_file(tmp_path):
     ('{"prompt": "a", "top_k": true}', 'line 2: top_k=True is not a number'),
     ('{"prompt": "a", "stop": 3}', 'line 2: stop=3 is not a text or a list'),
     ('{"prompt": "a", "logit_bias": {"x": 1}}', "line 2: logit_bias has 'x', not a token id"),
+    ('{"prompt": "a", "logit_bias": {"٥": 1}}', "line 2: logit_bias has '٥', not a token id"),
     ('{"prompt": "a", "logit_bias": {"5000": 1}}', 'line 2: the prompt: logit_bias has 5000'),
     ('{"prompt": "a", "n": 0}', 'line 2: n=0'),
     ('[]', 'line 2: the prompt is empty'),

@@ -154,6 +154,20 @@ def test_a_stop_string_before_a_fault_ends_a_row_and_one_behind_it_does_not():
   assert out.texts == [text[: text.index(text[4:6])], '', sound]  # what a fault gave is not in the text
 
 
+def test_a_drafter_whose_parameters_are_not_finite_is_warned_of():
+  large = toy.model(1)
+  small = toy.model(2, near=large)
+  bad = small.replace(params=jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), small.params), name='bad')
+  run = lambda drafter: speccascade.decode(
+    methods.speculative(block=3), [drafter, large], [[1, 2]], max_new_tokens=5, sampler=Sampler(0.0)
+  )
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    expected = run(small).tokens
+  with pytest.warns(UserWarning, match=having('model 0 (bad)', 'not finite')):
+    assert run(bad).tokens == expected
+
+
 def test_models_with_a_tokenizer_of_ones_own_share_tokens_where_they_have_as_many():
   drafter = ngram.drafter(LETTERED[1])  # which has the tokenizer of its model
   assert run(METHODS['speculative'], [drafter, LETTERED[1]], 'bc').texts[0]

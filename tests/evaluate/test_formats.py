@@ -5,6 +5,7 @@ import io
 
 import made
 from made import point
+import pytest
 
 from speccascade.evaluate.report import formats, tables
 
@@ -36,3 +37,19 @@ def test_the_short_form_has_the_summary_and_the_long_form_every_table():
   results['tables'] = tables.tables(results)
   short, long = (formats.as_markdown(results, every_table=every) for every in (False, True))
   assert short.count('### ') == 1 and [t['title'] in long for t in results['tables']] == [True] * 3
+
+
+@pytest.mark.parametrize('name', ['=1+2', '+1', '-1', '@sum', '\t=1', '=cmd|"/c x"!A1'])
+def test_no_cell_of_the_csv_is_a_formula(name):
+  results = made.results([point(name, 0.1, 27.0, -1.5, counts=made.counts(0.5))])
+  (row,) = csv.DictReader(io.StringIO(formats.as_csv(results)))
+  assert row['curve'] == f"'{name}" and row['speedup'] == '-1.5'
+
+
+def test_no_html_link_or_line_of_a_name_gets_into_the_markdown():
+  bad = '<img src=x onerror=y> [a](javascript:b)\n# c'
+  table = TABLE | {'title': bad, 'columns': [bad, 'x', 'y'], 'rows': [[bad, 1.0, 2.0]]}
+  results = made.results([point('x')]) | {'name': bad, 'tables': [table | {'title': f'Summary {bad}'}]}
+  for text in (formats.markdown(table), formats.as_markdown(results, every_table=True)):
+    assert '\\<img' in text and text.count('<') == text.count('\\<')
+    assert '](' not in text and '\n# c' not in text

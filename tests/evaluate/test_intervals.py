@@ -1,6 +1,7 @@
 """Intervals of a speed-up at a quality have quality and time of the same resampled examples."""
 
 import dataclasses
+import tracemalloc
 
 import interval_coverage
 import numpy as np
@@ -158,3 +159,20 @@ def test_domains_are_those_of_the_examples_that_have_one():
   assert found['acceptance_by_domain'] == {'code': dict(examples=2, tested=8, accepted=3, emitted=18, rounds=6)}
   assert found['acceptance_by_prompt'] == [0, 0, 1, 0, 0, 1, 0, 1, 0, 1]
   assert (found['accepted_by_round'], found['texts_by_round']) == ([0], [4])
+
+
+def test_resamples_of_many_examples_are_held_as_bytes_and_summed_in_blocks():
+  n = 20_000
+  statistics = np.random.default_rng(1).normal(size=(n, 3))
+  tracemalloc.start()
+  try:
+    drawn = intervals.draws(5, n)
+    sums = intervals.totals(drawn, statistics)
+    _, peak = tracemalloc.get_traced_memory()
+  finally:
+    tracemalloc.stop()
+    intervals.draws.cache_clear()
+  at_once = np.random.default_rng(5).multinomial(n, np.full(n, 1 / n), intervals.RESAMPLES)
+  assert (drawn == at_once).all()
+  np.testing.assert_allclose(sums, at_once @ statistics, rtol=1e-9)
+  assert peak < 0.75 * 8 * at_once.size  # of one array of float64

@@ -78,3 +78,22 @@ def test_the_recorded_command_is_that_of_one_process_however_its_options_are_wri
 @pytest.mark.parametrize('name', ['..', '.', '', '../x', '/x', 'a/../..', '.x', 'a b/c'])
 def test_a_name_is_that_of_a_file_in_its_folder(name, tmp_path):
   assert (tmp_path / storage.file_name(name)).resolve().parent == tmp_path
+
+
+@pytest.mark.parametrize('how', ['{} 2>/dev/full', 'PYTHONUNBUFFERED=1 {} 2>/dev/full'])
+def test_a_command_goes_on_where_what_it_reports_cannot_be_written(how):
+  out = ran(how)
+  assert (out.returncode, out.stdout) == (0, 'γ True\n')
+
+
+def test_an_error_that_cannot_be_written_keeps_its_exit_code():
+  assert ran('{} --nonsense 2>/dev/full').returncode == 1
+
+
+def test_a_gin_file_is_read_as_utf8_whatever_the_locale(tmp_path):
+  (tmp_path / 'x.gin').write_text("# γ\nNAME = 'α'\n", encoding='utf-8')
+  code = 'from speccascade.host import gin_files; import gin\n'
+  code += "gin_files.read(['x.gin']); print(ascii(gin.query_parameter('%NAME')))"
+  env = os.environ | dict(LC_ALL='C', PYTHONUTF8='0', PYTHONCOERCECLOCALE='0')
+  done = subprocess.run([sys.executable, '-c', code], env=env, cwd=tmp_path, capture_output=True, text=True)
+  assert done.stdout == "'\\u03b1'\n", done.stderr

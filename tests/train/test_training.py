@@ -106,6 +106,14 @@ def test_training_lowers_the_loss(network, optimizer, tmp_path):
   assert log[-1]['cross_entropy'] < 0.7 * log[0]['cross_entropy'] and log[-1]['step'] == 120
 
 
+def test_what_a_killed_run_has_half_written_is_removed(tmp_path):
+  out = tmp_path / 'run'
+  out.mkdir()
+  (out / 'train.json.0a1b2c3d.part').write_text('{')
+  train(out, T5_NET, copies(), settings(steps=1), echo=quiet)
+  assert not list(out.rglob('*.part')) and (out / 'train.json').exists()
+
+
 def interrupted():
   """Yield the first pool of batches, then stop as Ctrl-C does."""
   yield from itertools.islice(copies(), 4 * 16)

@@ -1,6 +1,6 @@
 """Values of a config.json: the type and the range of each, and errors that have the path of their file."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 import contextlib
 from pathlib import Path
 import reprlib
@@ -31,6 +31,17 @@ def check(value: Any, key: str, kind: Any, expected: str) -> None:
     raise ValueError(f"config.json: '{key}' is {shown(value)}, expected {expected}: correct it")
 
 
+def check_keys(config: Mapping, examples: Mapping[str, Any], sizes: Collection[str]) -> None:
+  """Raise for the first value, of the keys that have an example, of another kind; null is as if it were not there."""
+  for key, example in examples.items():
+    if (value := config.get(key)) is not None:
+      check_number(key, value, example, key in sizes)
+
+
+def _are_layers(value: Any) -> bool:
+  return isinstance(value, list) and bool(value) and all(type(n) is int and 0 <= n < _MOST_LAYERS for n in value)
+
+
 def check_number(key: str, value: Any, example: Any, is_size: bool = False) -> None:
   """Raise where a value has another type than an example, is not finite, or is out of a size's range."""
   most = _MOST_LAYERS if key in _LAYERS else LARGEST
@@ -43,6 +54,8 @@ def check_number(key: str, value: Any, example: Any, is_size: bool = False) -> N
     (type(example) is int, whole and 0 <= value <= LARGEST, f'an integer of 0 to {LARGEST}'),
     (type(example) is float, number and (value > 0 or key.endswith(('eps', 'epsilon'))), 'a finite number above 0'),
     (isinstance(example, str), isinstance(value, str), 'a name'),
+    (isinstance(example, dict), isinstance(value, dict), 'an object'),
+    (isinstance(example, list), _are_layers(value), 'a list of numbers of layers, integers from 0 on'),
   )
   right, expected = next(((right, expected) for applies, right, expected in kinds if applies), (True, ''))
   if not right:

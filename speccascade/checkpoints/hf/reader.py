@@ -1,6 +1,6 @@
 """Read a Hugging Face folder, whose tensors lie in one file or in the shards that an index lists."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from speccascade.checkpoints.stored import Tensor
 from speccascade.models.t5 import T5
 from speccascade.types import Network, Params
 
-TORCH = 'pytorch_model*.bin'
+TORCH = 'pytorch_model*.bin', 'medusa_lm_head.pt'  # patterns of the files of PyTorch that are read
 _READERS = {  # by the name of a single file; the first that is there is read
   'model.safetensors': stored.of_safetensors,
   'pytorch_model.bin': stored.of_torch,
@@ -53,7 +53,8 @@ def read(
     network = network_from_config(config, eos_ids=eos_ids, scan=scan)
   tensors = _stored(folder)
   if 'fc.weight' in tensors and not _is_of_user(config):
-    return heads.read(folder, config, tensors, 'eagle', **how)
+    with errors_of(folder / 'config.json'):
+      return heads.read(folder, config, tensors, 'eagle', **how)
   tensors = {names.canonical(family, name): tensor for name, tensor in tensors.items()}
   entries = names.entries(family, network)
   embeddings = (entry.source for entry in entries if entry.path == ('token_embedder', 'embedding'))
@@ -135,10 +136,10 @@ def find(folder: Path) -> tuple[Path, Callable] | None:
   return next(((file, of_file) for file, of_file in found if file.exists()), None)
 
 
-def pattern(folder: Path) -> str:
-  """Return the pattern of the files from which the weights of a folder are read."""
+def patterns(folder: Path) -> Sequence[str]:
+  """Return the patterns of the files from which the weights of a folder are read."""
   found = find(folder)
-  return TORCH if found and found[1] is stored.of_torch else '*.safetensors'
+  return TORCH if found and found[1] is stored.of_torch else ['*.safetensors']
 
 
 def _stored(folder: Path) -> dict[str, Tensor]:
@@ -155,6 +156,8 @@ def _nothing(folder: Path) -> str:
   here = sorted(p.name for p in folder.iterdir() if p.suffix in {'.safetensors', *OTHERS})
   shards = [name for name in here if name.endswith('.safetensors')]
   remedy = 'save it with model.save_pretrained(path, safe_serialization=True)' if here else 'is this the right folder?'
+  if any(name.endswith(('.bin', '.pt', '.pth')) for name in here):
+    remedy = 'of PyTorch pytorch_model.bin is read, with the tensors by name: rename it if it has them'
   if shards:
     remedy = f'the index is missing, so perhaps shards are too: {AGAIN}'
   elif any(name.endswith('.gguf') for name in here):

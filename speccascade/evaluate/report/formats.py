@@ -4,6 +4,8 @@ from collections.abc import Sequence
 import csv
 import io
 from pathlib import Path
+import re
+from typing import Any
 
 from speccascade.evaluate.published import OF_POINTS
 from speccascade.evaluate.published import QUALITY as QUALITY_OF
@@ -48,13 +50,18 @@ def as_csv(results: dict) -> str:
       ]
     )
   out = io.StringIO()
-  csv.writer(out, lineterminator='\n').writerows([COLUMNS, *rows])  # None is written as ''
+  csv.writer(out, lineterminator='\n').writerows([COLUMNS, *(map(_plain, row) for row in rows)])  # None is ''
   return out.getvalue()
+
+
+def _plain(cell: Any) -> Any:
+  """Return a cell that no spreadsheet takes for a formula, by an apostrophe before it."""
+  return f"'{cell}" if isinstance(cell, str) and cell.startswith(('=', '+', '-', '@', '\t', '\r')) else cell
 
 
 def as_markdown(results: dict, *, every_table: bool) -> str:
   """Return the summaries, or every table, as Markdown."""
-  parts = [f'# {results["name"]}: {results["task"]}']
+  parts = [_escaped(f'# {results["name"]}: {results["task"]}')]
   parts += [markdown(t) for t in results['tables'] if every_table or t['title'].startswith('Summary')]
   return '\n\n'.join(parts)
 
@@ -70,9 +77,14 @@ def row(results: dict, point: pts.PointResult) -> str:
 
 def markdown(table: tables.Table) -> str:
   """Return a table as Markdown with aligned columns, its title above and its note below."""
-  head, *body = [[c.replace('|', '\\|') for c in row] for row in (table['columns'], *cells(table))]
-  parts = [f'### {table["title"]}', _aligned(head, body, numeric(table)), table['note']]
+  head, *body = [[_escaped(c).replace('|', '\\|') for c in row] for row in (table['columns'], *cells(table))]
+  parts = [f'### {_escaped(table["title"])}', _aligned(head, body, numeric(table)), table['note']]
   return '\n\n'.join(filter(None, parts)) + '\n'
+
+
+def _escaped(text: str) -> str:
+  """Return a text of one line without HTML, links or pictures, as Markdown has it."""
+  return re.sub(r'<|(?<=\])(?=\()', r'\\\g<0>', ' '.join(text.splitlines()))
 
 
 def cells(table: tables.Table) -> list[list[str]]:
