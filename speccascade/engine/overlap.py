@@ -24,7 +24,8 @@ from speccascade.engine.engine import Engine, Rounds, Running, Side
 from speccascade.engine.job import Job
 from speccascade.engine.lowering import cut, lower
 from speccascade.engine.packed import pack, unpack
-from speccascade.engine.phases import run as run_phases, Score
+from speccascade.engine.phases import run as run_phases
+from speccascade.engine.phases import Score
 from speccascade.engine.state import Limits, State
 from speccascade.types import Array, Cache, static
 
@@ -90,9 +91,7 @@ def _on(state: State, layout: sharding.Layout | None, backend: Backend) -> State
   return state.replace(noise=noise, sampler=dataclasses.replace(state.sampler, backend=backend))
 
 
-def parted(
-  program: loop.Program, state: State, since: Array, sends: Sends | None = None
-) -> tuple[Kept, Crossing]:
+def parted(program: loop.Program, state: State, since: Array, sends: Sends | None = None) -> tuple[Kept, Crossing]:
   """Return what stays of a state and what crosses.
 
   Args:

@@ -117,6 +117,9 @@ def translated(drafter: Model, *, for_: Model, tables: tuple[Sequence[int], Sequ
   Raises:
     ValueError: If the models cannot share a text, there are no tokenizers, or fewer than two tokens are common.
   """
+  if drafter.network.mask_token is not None or drafter.network.remembers:
+    kind = 'drafts in one pass' if drafter.network.mask_token is not None else 'has a memory'
+    raise ValueError(f'{drafter.name} {kind}, which it would not do in another vocabulary: translate it without that.')
   size = for_.network.vocab_size
   names = f'{drafter.name} and {for_.name}'
   if (drafter.network.start_id is None) != (for_.network.start_id is None):

@@ -164,6 +164,7 @@ def _origin(
     f'{data}, {len(prompts)} prompts {plans.digest_of(prompts)}',
     max(blocks),
     int(np.median([tokens.size for tokens in prompts])),
+    sampler.coupling,
   )
 
 

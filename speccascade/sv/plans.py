@@ -64,6 +64,7 @@ class Origin:
   data: str
   block: int  # the longest γ that was measured
   source: int = 64  # the length of a prompt with which times were measured
+  coupling: str = 'maximal'  # of the sampler
 
   def check_models(self, models: Sequence, slots: Sequence[int]) -> None:
     """Refuse models that a plan is not of, of those that a method decodes with; warn on another device."""
@@ -98,6 +99,11 @@ class Origin:
 
       raise ValueError(
         f'the plan was made with {text(self.sampler)}, not with {text(sampler_of(sampler))}; {MAKE} with this sampler.'
+      )
+    if sampler.coupling != self.coupling and not sampler.greedy:
+      raise ValueError(
+        f'the plan was made with coupling={self.coupling!r}, not with {sampler.coupling!r}, by which other drafts are '
+        f'accepted; {MAKE} with this coupling.'
       )
 
 

@@ -9,6 +9,7 @@ import sys
 import types
 
 from cases import METHODS
+from flax import struct
 import jax.numpy as jnp
 from matching import having, says
 import pytest
@@ -18,6 +19,7 @@ from speccascade import acceptance, check, methods, rules, Sampler
 from speccascade.check import enumeration
 from speccascade.check.cases import number
 from speccascade.engine import validate
+from speccascade.engine.lowering import Phase
 from speccascade.models import toy
 
 
@@ -282,3 +284,17 @@ def test_an_error_of_the_command_is_one_line(name, parts, tmp_path, monkeypatch,
   assert run(tmp_path, monkeypatch, name) == 1
   error = capsys.readouterr().err
   assert says(error, *parts) and error.count('\n') == 1
+
+
+@struct.dataclass
+class GoesOn(Phase):
+  """Let texts go on that have ended."""
+
+  def __call__(self, context, state):
+    return state.replace(done=state.length >= state.limit)
+
+
+def test_texts_end_on_the_toys_of_a_check():
+  plain = methods.speculative(block=1)
+  found = check(plain.replace(phases=(*plain.phases, GoesOn())))
+  assert not found.ok and 'by definition' in str(found)

@@ -22,7 +22,7 @@ from speccascade import decode, embedded, methods, models, rules, Sampler
 from speccascade.check import enumeration
 from speccascade.data import tokenizer_formats, tokenizers
 from speccascade.engine.loop import decode_batch
-from speccascade.models import toy, translation
+from speccascade.models import ngram, one_pass, toy, translation
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.hidden import Drafter, Observed
 from speccascade.planning.cost_model import Costs
@@ -198,7 +198,25 @@ def test_the_trace_of_a_contrastive_target_has_the_drafters_own_probabilities():
   np.testing.assert_allclose(*zip(*found), rtol=1e-5)
 
 
+def test_what_a_head_over_some_tokens_lacks_is_lacking_in_another_vocabulary_too():
+  drafter = toy.model(3, 4)
+  head = np.array([0, 1, -1, 2])  # the drafter lacks its token 2
+  lacking = dataclasses.make_dataclass('Lacking', [], bases=(type(drafter.network),), frozen=True)
+  lacking.lacks = lambda self, params: jnp.asarray(head < 0)
+  drafter = drafter.replace(network=lacking(4))
+  found = models.translated(drafter, for_=toy.model(0, 5), tables=([0] * 5, [3, -1, 2, 1, 0]))
+  assert found.network.lacks(found.params).tolist() == [False, True, True, False, False]
+
+
 # ---- what is refused, and what is said ----
+
+
+@pytest.mark.parametrize('change, kind', [(dict(mask_token=1), 'in one pass'), (None, 'memory')])
+def test_a_drafter_that_would_not_draft_as_it_does_is_not_translated(change, kind):
+  toy0 = toy.model(3, 5)
+  drafter = ngram.drafter(toy0, memory=8) if change is None else one_pass(toy0, **change)
+  with pytest.raises(ValueError, match=having(drafter.name, kind)):
+    models.translated(drafter, for_=toy.model(0, 5), tables=([0] * 5, [0] * 5))
 
 
 def test_errors_name_what_is_missing(verifiers):

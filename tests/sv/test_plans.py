@@ -1,12 +1,13 @@
 """A plan file is data: reading it runs nothing that it names."""
 
+import dataclasses
 import json
 import sys
 
 from matching import having
 import pytest
 
-from speccascade import methods, stopping
+from speccascade import methods, Sampler, stopping
 from speccascade.evaluate import texts
 from speccascade.host import names, storage
 from speccascade.sv import plans, predictors
@@ -106,3 +107,12 @@ def test_what_a_text_names_has_its_role_checked_before_it_is_called(make, tmp_pa
   with pytest.raises(ValueError, match='Popen'):
     make("subprocess:Popen(args=['touch', 'executed'])")
   assert not (tmp_path / 'executed').exists()
+
+
+def test_a_plan_of_another_coupling_is_refused_but_for_greedy_texts():
+  sampled = dataclasses.replace(ORIGIN, sampler=plans.sampler_of(Sampler()))
+  sampled.check_sampler(Sampler())
+  with pytest.raises(ValueError, match=having("coupling='maximal'", "'gumbel'")):
+    sampled.check_sampler(Sampler(coupling='gumbel'))
+  dataclasses.replace(sampled, coupling='gumbel').check_sampler(Sampler(coupling='gumbel'))
+  ORIGIN.check_sampler(Sampler(0.0, coupling='gumbel'))

@@ -1,15 +1,17 @@
 """Budgets that compare rows: what two rows emit that both decide, by enumeration of all their random numbers."""
 
+from flax import struct
 import jax.numpy as jnp
+from matching import having
 import numpy as np
 import pytest
 import two_rows
 
-from speccascade import methods
+from speccascade import decode, methods
 from speccascade.models import one_pass, toy
 from speccascade.sv import predictors
 from speccascade.sv.plans import Profile
-from speccascade.sv.verification import Causal, Goodput, Stale, TopK
+from speccascade.sv.verification import Budget, Causal, Goodput, Stale, TopK
 from speccascade.types import ACCEPT, DRAFT, FINAL, Model
 
 # Seconds of 2 rows and 0, 1, … of their tokens. The fifth is worth it of a token that is very likely, the sixth never.
@@ -106,3 +108,21 @@ def test_numbers_are_keyed_by_round_where_rows_are_compared_and_a_number_may_com
     assert not by_round(Causal(), models)
     for budget in (TopK(1), GREEDY['budget'], Stale(TopK(1))):
       assert by_round(budget, models) == (ending == 'bonus' or models is ONE_PASS)
+
+
+@struct.dataclass
+class Stops(Budget):
+  """Stop drafts, by no chance that it says."""
+
+  stops = True
+
+
+def test_a_budget_that_stops_drafts_says_at_which_chance():
+  with pytest.raises(ValueError, match=having('Stops', 'threshold')):
+    methods.scheduled(predictors.max_q, 2, budget=Stops())
+
+
+def test_a_signal_that_reads_a_companion_declares_it():
+  method = methods.scheduled(lambda draft: draft.companion.max(-1), 2)
+  with pytest.raises(ValueError, match=having('companion', 'signal(companion=True)')):
+    decode(method, FAIR, [[0]], max_new_tokens=2)
