@@ -35,26 +35,33 @@ def _sent_again() -> Iterator[None]:
   """Send a signal once more where Python drops its exception, a little later: then the callback is over."""
   before = sys.unraisablehook
   dropped: list[int] = []
+  lock = threading.Lock()
 
   def send(number: int):
-    dropped.remove(number)
-    signal.pthread_kill(threading.main_thread().ident, number)
+    with lock:  # whoever takes it off the list raises it: this thread, or the end of the block
+      if number in dropped:
+        dropped.remove(number)
+        signal.pthread_kill(threading.main_thread().ident, number)
 
   def hook(unraisable: Any):
     if not isinstance(unraisable.exc_value, KeyboardInterrupt):
       return before(unraisable)
-    dropped.append(signal.SIGTERM if isinstance(unraisable.exc_value, Ended) else signal.SIGINT)
-    timer = threading.Timer(_SOON, send, dropped[-1:])
+    number = signal.SIGTERM if isinstance(unraisable.exc_value, Ended) else signal.SIGINT
+    dropped.append(number)
+    timer = threading.Timer(_SOON, send, [number])
     timer.daemon = True
     timer.start()
 
   sys.unraisablehook = hook
+  left: list[int] = []
   try:
     yield
-    if dropped:  # the block ended before it was sent
-      _raise(dropped[0])
   finally:
     sys.unraisablehook = before
+    with lock:
+      left, dropped[:] = dropped[:], []
+  if left:
+    _raise(left[0])
 
 
 @contextlib.contextmanager
