@@ -201,6 +201,7 @@ class Model:
   name: str = static(default='model')
   digest: str | None = static(default=None)  # of the checkpoint that it was loaded from
   generation: str | None = static(default=None)  # its generation_config.json
+  seeds: tuple[int, ...] = static(default=())  # of the calls whose outputs it remembers
 
 
 def named_apart(models: Sequence[Model]) -> list[Model]:

@@ -146,9 +146,15 @@ def _check_numbers(method: Strategy, slots: Sequence[Model], rows: Sequence[requ
   if method.keeps_distribution is not False:
     some += [f'{limit} compares the draft of one with that of another' for limit in limits if limit.compares]
   first: dict[tuple, int] = {}
+  remembered = {seed: model.name for model in slots for seed in model.seeds}
   for row in rows if some else ():
     if row.sampler.greedy or row.sampler.coupling == 'gumbel':
       continue
+    if (name := remembered.get(int(row.seed))) is not None:
+      raise ValueError(
+        f'{name} remembers outputs of the seed {row.seed}, which prompt {row.source} is decoded with: their random '
+        "numbers would test drafts that they made; give another seed, or decode with coupling='gumbel'."
+      )
     key = row.seed, row.stream, row.example_id, row.sample
     if (other := first.setdefault(key, row.source)) != row.source:
       raise ValueError(

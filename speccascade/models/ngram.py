@@ -105,6 +105,13 @@ def drafter(model: Model, longest: int = 3, *, memory: int = 0) -> Model:
   return Model(params, network, model.tokenizer, name='ngram')
 
 
-def remembering(drafter: Model, outputs: Sequence[Sequence[int]]) -> Model:
-  """Return a prompt-lookup drafter whose memory has further outputs, as those of an earlier call."""
-  return drafter.replace(params=drafter.network.remember(drafter.params, [(np.asarray(x), 0) for x in outputs]))
+def remembering(drafter: Model, outputs: Sequence[Sequence[int]], *, seed: int) -> Model:
+  """Return a prompt-lookup drafter whose memory has further outputs, those of an earlier call.
+
+  Args:
+    drafter: The drafter.
+    outputs: The outputs, lists of tokens.
+    seed: The seed of the call that made them. Random numbers that made a text must not test drafts from it.
+  """
+  params = drafter.network.remember(drafter.params, [(np.asarray(x), 0) for x in outputs])
+  return drafter.replace(params=params, seeds=(*drafter.seeds, checked_int('seed', seed, 0, 2**32 - 1)))

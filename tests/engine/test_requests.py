@@ -236,7 +236,7 @@ def test_a_prompt_lookup_that_remembers_drafts_repeated_tasks_and_changes_no_gre
   assert plain.tokens == kept.tokens
   first, later = (lambda x: x.stats.accepted[:4].sum(), lambda x: x.stats.accepted[4:].sum())
   assert later(kept) > 2 * later(plain) + 40 and later(kept) > first(kept)
-  knowing = lambda large: ngram.remembering(ngram.drafter(large, memory=512), plain.tokens)
+  knowing = lambda large: ngram.remembering(ngram.drafter(large, memory=512), plain.tokens, seed=0)
   (again,) = looked_up([knowing], Sampler(0.0), encoder)
   assert again.tokens == plain.tokens and first(again) > first(kept) + 10
 
@@ -252,6 +252,12 @@ def test_a_text_is_not_drafted_from_one_that_its_own_random_numbers_made():
     job(8, *asked)
   job(0, *asked)
   job(8, *asked, sampler=Sampler(coupling='gumbel'))
+  again = [ngram.remembering(ngram.drafter(LARGE, memory=8), [[1, 2]], seed=3), LARGE]
+  later = lambda seed, **how: Job.of(METHODS['speculative'], again, [[1, 2]], **settings | dict(seed=seed) | how)
+  with pytest.raises(ValueError, match=having('ngram', 'seed 3', 'prompt 0', 'another seed')):
+    later(3)
+  later(4)
+  later(3, sampler=Sampler(coupling='gumbel'))
   job(8, Request([1, 2], seed=7, n=2), Request([1, 2], seed=7, example_id=1), Request([1, 2], seed=7, temperature=0.0))
 
 
