@@ -24,7 +24,7 @@ from speccascade.engine.job import Job
 from speccascade.engine.method import Strategy
 from speccascade.host import commands, names
 from speccascade.host.errors import RunError
-from speccascade.types import Model
+from speccascade.types import checked_int, Model
 
 try:
   from lm_eval import utils
@@ -98,7 +98,7 @@ class SpecCascade(TemplateLM):
     self._format = tokenizer_formats.read(last.tokenizer.path)
     self.backend = 'causal' if last.network.start_id is None else 'seq2seq'
     known = [n for m in self.models for n in (m.network.max_positions, m.network.context) if n]
-    self.max_length = max_length or min(known, default=_LONGEST)
+    self.max_length = checked_int('max_length', max_length or min(known, default=_LONGEST), 2)
     self._prefix_token_id = prefix_token_id
     self._counts: dict[str, dict[str, Any]] = {}
 

@@ -292,6 +292,8 @@ def test_a_special_token_stops_and_sampling_is_asked_for(llamas):
     lm._request('x', {'until': [], 'num_beams': 4})
   with pytest.raises(ValueError, match='max_gen_toks=200'):
     lm._request('x', {'until': [], 'max_gen_toks': 200})
+  with pytest.raises(ValueError, match='max_length=-1'):
+    SpecCascade(llamas, dtype='float32', max_length=-1)
 
 
 @pytest.mark.parametrize(
