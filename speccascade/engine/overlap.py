@@ -24,7 +24,8 @@ from speccascade.engine.engine import Engine, Rounds, Running, Side
 from speccascade.engine.job import Job
 from speccascade.engine.lowering import cut, lower
 from speccascade.engine.packed import pack, unpack
-from speccascade.engine.phases import run as run_phases, Score
+from speccascade.engine.phases import run as run_phases
+from speccascade.engine.phases import Score
 from speccascade.engine.state import Limits, State
 from speccascade.types import Array, Cache, static
 

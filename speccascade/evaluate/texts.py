@@ -2,8 +2,8 @@
 
 A text is a suite, 'target only', 'draft only', or what has a name: a rule, for `methods.speculative`, or a method. Its
 arguments are those of the method and of its rule. The one that is a list varies; where none is, α does, over the values
-that the rule declares for a curve. `name` is the name in results; without one it is the rule's label, with the arguments
-that are not the defaults, or the text::
+that the rule declares for a curve. `name` is the name in results; without one that is the rule's label, with the
+arguments that are not the defaults, or the text::
 
   'cascades'  'cascades(block=3)'                       a suite, a function of `evaluate.suites`
   'opt'  'opt:0.1'  'opt(alpha=[0.0, 0.3], block=7)'    a rule
