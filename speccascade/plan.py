@@ -30,10 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.plan', __doc__)
   options.add_models(parser, positional=True, apart=False)
-  about = (
-    'a text file, a prompt a line; or requests as of speccascade.decode, all with one sampler, if its name ends in '
-  )
-  about += '.jsonl; .gz or not'
+  about = 'a text file, a prompt a line; or requests as of speccascade.decode, all of one sampler, if its name ends '
+  about += 'in .jsonl; .gz or not'
   parser.add_argument('--prompts', metavar='INPUT', required=True, help=about)
   about = "of JSON lines of any kind: a field, or a template: 'Question: {question}\\nAnswer:'"
   parser.add_argument('--prompt_field', help=about)
