@@ -43,6 +43,8 @@ html_title = 'speccascade'
 html_static_path = ['_static']
 html_css_files = ['site.css']
 html_math_renderer = 'mathml'
+# The header has a search button on every page and screen, so that the sidebar needs none.
+html_sidebars = {'**': ['navbar-logo.html', 'icon-links.html', 'sbt-sidebar-nav.html']}
 html_theme_options = {'show_toc_level': 2, 'use_download_button': False}
 
 myst_enable_extensions = ['dollarmath']

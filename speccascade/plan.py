@@ -10,9 +10,10 @@ With --predictor margin the plan also serves `methods.scheduled(predictors.margi
 
 import argparse
 from collections.abc import Sequence
+import dataclasses
 import sys
 
-from speccascade import rules
+from speccascade import rules, sampling
 from speccascade.data import files
 from speccascade.decode import lines, options
 from speccascade.host import commands, storage
@@ -29,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.plan', __doc__)
   options.add_models(parser, positional=True, apart=False)
-  about = 'a text file, a prompt a line; requests as of speccascade.decode if its name ends in .jsonl; .gz or not'
+  about = 'a text file, a prompt a line; or requests as of speccascade.decode, all of one sampler, if its name ends '
+  about += 'in .jsonl; .gz or not'
   parser.add_argument('--prompts', metavar='INPUT', required=True, help=about)
   about = "of JSON lines of any kind: a field, or a template: 'Question: {question}\\nAnswer:'"
   parser.add_argument('--prompt_field', help=about)
@@ -77,14 +79,30 @@ def _prompts(path: str, field: str | None, count: int) -> list:
   return files.texts(path, field and field.replace('\\n', '\n'), count)
 
 
+def _sampler(prompts: Sequence, sampler: sampling.Sampler) -> sampling.Sampler:
+  """Return the sampler with the numbers that the requests have of their own, which are the same in all of them."""
+  own = {}  # the first request with each
+  for number, prompt in enumerate(prompts, 1):
+    given = [(name, getattr(prompt, name, None)) for name in sampling.NEUTRAL]
+    own.setdefault(dataclasses.replace(sampler, **{name: x for name, x in given if x is not None}), number)
+  if len(own) > 1:
+    (one, first), (other, second) = list(own.items())[:2]
+    name = next(n for n in sampling.NEUTRAL if getattr(one, n) != getattr(other, n))
+    raise RunError(
+      f'line {first} has {name}={getattr(one, name)} and line {second} {getattr(other, name)}; a plan is of one '
+      'sampler: plan the lines of each by themselves.'
+    )
+  return next(iter(own), sampler)
+
+
 def _run(args: argparse.Namespace):
   if (count := len(options.models(args))) not in (2, 3):
     raise RunError(f'give two models, or three with a companion in the middle, not {count}.')
   out = storage.output_file(storage.local(args.out), args.overwrite) if args.out else None
   for predictor in args.predictors if args.out else ():
     predictors.check_declared(predictors.spelled(predictor))
-  sampler = options.sampler(args)
   prompts = _prompts(args.prompts, args.prompt_field, args.count)
+  sampler = _sampler(prompts, options.sampler(args))
   options.digests(args)
   settings = {name: getattr(args, name) for name in ('blocks', 'batches', 'max_new_tokens', 'seed', 'trials', 'budget')}
   settings |= dict(sampler=sampler, rules=dict(args.rule), predictors=args.predictors)

@@ -641,7 +641,7 @@ GIN = {
   'a curve that varies two values': (['Experiment.curves = opt(alpha=[0.1], block=[3])'], ('alpha and block', 'one')),
   'a curve of a module that is none': (['Experiment.curves = nowhere:mine'], ('nowhere', 'imported')),
   'a suite without what it needs': (['Experiment.curves = verification'], ('verification', "'plan'")),
-  'two curves of one name': (["Experiment.curves = ['opt', 'opt(block=3)']"], ('SpecCascade [OPT]', 'name=')),
+  'two curves of one name': (["Experiment.curves = ['opt', 'opt(alpha=[0.1])']"], ('SpecCascade [OPT]', 'name=')),
   'a number for a curve': (['Experiment.curves = 5'], ('curves[1]', 'text')),
   'a function for what it makes': ([*OPT_CURVE, 'Experiment.curves = [@opt/Curve]'], '@scope/Curve()'),
   'a rule that was called': ([*OPT_CURVE, 'opt/Curve.rule = @rules.opt()'], '@rules.opt'),

@@ -171,6 +171,17 @@ def test_the_python_of_the_page_on_tasks_fits_the_functions(tmp_path, monkeypatc
   assert len(calls) == 2
 
 
+def test_long_commands_wrap_and_a_page_has_one_search():
+  css = (DOCS / '_static' / 'site.css').read_text()
+  assert re.search(r'^\.highlight pre.*white-space: pre-wrap', css, re.MULTILINE)
+  (sidebars,) = re.findall(r'^html_sidebars = (.*)', (DOCS / 'conf.py').read_text(), re.MULTILINE)
+  assert 'search' not in sidebars and 'sbt-sidebar-nav.html' in sidebars
+
+
+def test_the_page_on_extending_has_a_file_for_each_part_of_a_method():
+  assert {f'my_{part}.py' for part in ('acceptor', 'predictor', 'budget', 'drafter', 'policy', 'phase')} <= FILES.keys()
+
+
 def test_a_test_runs_the_code_of_every_page():
   pages = {str(page.relative_to(ROOT)) for page in DOCUMENTS if blocks(page, 'python') or blocks(page, 'gin')}
   here = {
@@ -338,7 +349,7 @@ def test_the_reference_has_every_command_and_a_meaning_of_everything_that_it_tak
   for name, read in (('commands', options.flags), ('settings', options.settings)):
     for arguments in of_pages[name]:
       about, rows = read(*arguments.split())
-      assert about and rows and all(meaning for _, _, meaning in rows), (arguments, rows)
+      assert about and rows and all(meaning and '%(' not in meaning for _, _, meaning in rows), (arguments, rows)
   _, rows = options.settings('speccascade.evaluate.experiment.Experiment', 'speccascade.Sampler')
   assert ('latency_trials', '3', 'How often each is timed, all points in turn.') in rows
   assert any(line.startswith('   * - ``--gin_file') for line in options.table(*options.flags('run')))

@@ -2,6 +2,7 @@
 
 from functools import partial
 import importlib.util
+import re
 import runpy
 import subprocess
 import sys
@@ -128,11 +129,18 @@ def test_every_rule_and_combiner_of_the_package_has_its_name():
     ('speculative:1', ('speculative', 'no number')),
     ('my_names:nope', ('my_names.py', 'nope')),
     ('my_names:number', ('number', 'neither')),
+    ('opt(0.3)', ('opt(alpha=0.1)',)),
   ],
 )
 def test_a_text_that_names_nothing_is_refused_in_a_sentence(text, parts, my_names):
   with pytest.raises(ValueError, match=having(*parts)):
     rules.find(text)
+
+
+def test_a_class_that_is_given_a_bare_number_is_spelled_with_its_own_argument():
+  known = acceptance.known()
+  with pytest.raises(ValueError, match=re.escape('Threshold(limit=0.1)')):
+    names.find('Threshold(0.3)', 'acceptor', known)
 
 
 def test_what_a_name_means_is_known_by_its_source(my_names):

@@ -57,13 +57,17 @@ def mesh(shape: Mapping[str, int], devices: Sequence | None = None) -> Mesh:
   available = jax.devices() if devices is None else devices
   count = math.prod(size.values())
   if set(size) - {DATA, MODEL, EXPERT} or not 0 < min(size.values()) or count > len(available):
-    raise ValueError(f'mesh {dict(shape)}: give data and model, at most {len(available)} devices in all.')
+    raise ValueError(f'mesh {dict(shape)}: give data and model, at most {_counted(available)} in all.')
   used = available[:count]
   if devices is None and (lost := {d.process_index for d in available} - {d.process_index for d in used}):
     raise ValueError(
-      f'mesh {dict(shape)} has no device of process {min(lost)}: give it some of each, {len(available)} devices in all.'
+      f'mesh {dict(shape)} has no device of process {min(lost)}: give it some of each, {_counted(available)} in all.'
     )
   return Mesh(np.array(used).reshape(*size.values()), tuple(size))
+
+
+def _counted(some: Sequence) -> str:
+  return f'{len(some)} device{"s" * (len(some) != 1)}'
 
 
 def meshes(*shapes: Mapping[str, int], devices: Sequence | None = None) -> tuple[Mesh, ...]:

@@ -110,7 +110,7 @@ def stream(
       those of all rows.
 
   Yields:
-    (index, row); the index counts the samples of all prompts.
+    (index, row); the index counts the samples of all prompts, `row.request` the prompts, and `row.sample` those of one.
 
   Raises:
     ValueError: If an argument is invalid.

@@ -29,6 +29,8 @@ class Row:
     fault: Why the next token has no distribution.
     logprobs: [M, n], each token's under every model that scored it, where `trace` was asked for.
     top_logprobs: {token: log-probability} for each token, where a request asked for it.
+    request: The number of its request or prompt in the call, from 0.
+    sample: Which of the request's samples it is, from 0.
   """
 
   tokens: list[int]
@@ -38,6 +40,8 @@ class Row:
   fault: str | None = None
   logprobs: np.ndarray | None = None  # [M, n]
   top_logprobs: list[dict[int, float]] | None = None
+  request: int = 0
+  sample: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +127,8 @@ class RowReader:
       fault,
       logprobs,
       self._top(row, batch, at, span),
+      row.source,
+      row.sample,
     )
 
   def _start(self, index: int) -> int:

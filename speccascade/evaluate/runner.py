@@ -97,7 +97,7 @@ class Study:
     return run / self.subfolder if self.subfolder else run
 
   def row(self, temperature: float, point: Point, lines: list[dict]) -> str:
-    """Judge a point and return its row of the summary, and after the last before any time is measured the summary."""
+    """Judge a point and return its row of the summary, and after the last before any time is measured all of them."""
     judged = self.judged[temperature, *point.name] = summary.judge(self.experiment, point, lines)
     all_judged = [self.judged.get((temperature, *p.name)) for p in self.experiment.points]
 
@@ -107,8 +107,8 @@ class Study:
       if None in all_judged or not self.experiment.latency_examples:
         return row
       points = [x.result for x in all_judged]
-      title = f'quality, T = {temperature:g}; times follow'
-      return f'{row}\n\n{report.formats.markdown(report.tables.summary(results, title, points))}'
+      title = f'Quality, T = {temperature:g}; times follow'
+      return f'{row}\n\n{report.formats.markdown(report.tables.brief(results, title, points))}'
 
     return report.warned('a row of the summary', text) or f'T = {temperature:g}: {point.label}'
 

@@ -274,8 +274,9 @@ def _latency(mine: ByGroup | None, reference: ByGroup | None, experiment: Experi
   more: dict[str, Any] = {}
   if all(x.prefill is not None for x in some):
     share = sum(x.prefill for x in some) / seconds.sum()
-    more['prefill_share'] = float(min(share, 1.0))
-    more['decode_tokens_per_s'] = times.tokens_per_s / (1 - share) if share < 1 else None
+    if share < 1:  # else reading the prompts again took longer than all of the call: too short to be told apart
+      more['prefill_share'] = float(share)
+      more['decode_tokens_per_s'] = times.tokens_per_s / (1 - share)
   if both := [group for group in mine if group in (reference or {})]:
     pairs = np.array([(*reference[g][:2], *mine[g][:2]) for g in both])  # [G, 4]: seconds and tokens of both
     more['groups'] = len(pairs)

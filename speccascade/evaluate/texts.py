@@ -2,7 +2,8 @@
 
 A text is a suite, 'target only', 'draft only', or what has a name: a rule, for `methods.speculative`, or a method. Its
 arguments are those of the method and of its rule. The one that is a list varies; where none is, α does, over the values
-that the rule declares for a curve. `name` is the name in results::
+that the rule declares for a curve. `name` is the name in results; without one that is the rule's label, with the
+arguments that are not the defaults, or the text::
 
   'cascades'  'cascades(block=3)'                       a suite, a function of `evaluate.suites`
   'opt'  'opt:0.1'  'opt(alpha=[0.0, 0.3], block=7)'    a rule
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 import functools
 import inspect
 import re
+from types import MappingProxyType
 from typing import Any
 
 from speccascade import acceptance, methods, rules, stopping
@@ -37,8 +39,8 @@ def flat(given: Any, named: set[str] | None = None) -> Iterator[Any]:
     found = suites.TARGET if given.strip() == suites.TARGET else find(given)
     if isinstance(found, list | tuple):
       yield from flat(found, named)
-    elif str(found) not in named:
-      named.add(str(found))
+    elif (key := _decodes(found)) not in named:
+      named.add(key)
       yield found
   elif inspect.isfunction(given) and not inspect.isclass(inspect.unwrap(given)):
     yield curve(*plugins.resolve(given), rules.name_of(given))
@@ -92,11 +94,36 @@ def curve(value: Callable, arguments: Mapping[str, Any], text: str) -> Curve:
     varied = varied or _declared(rule, own, text)
   parameter = varied[0] if varied else None
   values = next((x.pop(parameter) for x in (own, settings) if parameter in x), (None,))
-  if name is None and (parameter == 'alpha' or not numbers):
-    name = rule and rules.declaration(rule).labels.get(rules.name_of(method))
+  if name is None and rule is not None and (parameter == 'alpha' or not numbers):
+    name = _label(method, rule, settings, own)
   name = name or re.sub(r'\(\s*,\s*', '(', re.sub(rf',?\s*\b{parameter}\s*=\s*\[.*?\]', '', text)).removesuffix('()')
   first = rule and functools.partial(rules.inside(rule), **own)
   return Curve(name, functools.partial(method, **settings), first, parameter, values)
+
+
+def _label(method: Callable, rule: Callable, settings: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
+  """Return what reports call a rule in a method, and in parentheses the arguments that are not the defaults."""
+  label = rules.declaration(rule).labels.get(rules.name_of(method))
+  bound = plugins.bound(method) | plugins.bound(rules.inside(rule)) | names.arguments(rule)
+  given = _other(method, settings, plugins.bound(method)) | _other(rules.inside(rule), own, bound)
+  if label is None or not given:
+    return label
+  return f'{label} ({", ".join(f"{key}={plugins.described(x)}" for key, x in given.items())})'
+
+
+def _other(function: Callable, settings: Mapping[str, Any], bound: Mapping[str, Any] = MappingProxyType({})) -> dict:
+  """Return the settings that are not what the function, or the config, has without them."""
+  usual = {name: p.default for name, p in inspect.signature(function).parameters.items()} | dict(bound)
+  return {key: x for key, x in settings.items() if plugins.described(x) != plugins.described(usual.get(key))}
+
+
+def _decodes(curve: Curve | str) -> str:
+  """Return the curve as text without the settings that are the defaults."""
+  if isinstance(curve, str):
+    return curve
+  settings = plugins.described(_other(curve.method, curve.settings))
+  own = rules.name_of(curve.rule) + plugins.described(curve.rule_settings) if curve.rule else ''
+  return f'{curve.name}: {rules.name_of(curve.method)}{settings} of {own}, {curve.parameter} in {list(curve.values)}'
 
 
 def _is_rule(value: Callable) -> bool:

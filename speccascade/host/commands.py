@@ -99,7 +99,7 @@ def add_distributed(parser: Parser):
     type=_patience,
     default=int(multihost.LIMIT),
     metavar='SECONDS',
-    help='how long a process waits for another before all of them end (%(default)s)',
+    help=f'how long a process waits for another before all of them end ({multihost.LIMIT:.0f})',
   )
 
 

@@ -135,7 +135,8 @@ def _named(node: ast.expr, what: str, known: Mapping[str, Any], inner: Mapping[s
   given = [keyword.arg for keyword in keywords]
   if called and (node.args or None in given or len(set(given)) < len(given)):
     name = ast.unparse(node.func)
-    raise ValueError(f'{name} takes its arguments by name, each once, as in {name}(alpha=0.1)')
+    first = next(iter(inspect.signature(known[name]).parameters), '') if isinstance(known.get(name), type) else 'alpha'
+    raise ValueError(f'{name} takes its arguments by name, each once, as in {name}({first}=0.1)')
   node = node.func if called else node
   if not isinstance(node, ast.Name):
     return None

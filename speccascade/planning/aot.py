@@ -1,10 +1,12 @@
 """Compile a decode loop ahead of time: chips that need not be there, where arguments lie, and the program's floor."""
 
 from collections.abc import Mapping, Sequence
+import contextlib
 import dataclasses
 import functools
 import os
 from pathlib import Path
+import tempfile
 from typing import Any
 
 import jax
@@ -115,10 +117,32 @@ def describe(topology: str):
   try:
     if chip == 'h100':
       return topologies.get_topology_desc('h100', 'cuda', target_config=H100, topology=grid or '1x1x1')
-    return topologies.get_topology_desc(platform='tpu', topology_name=topology)
+    with _quiet():  # it says at length that there is no TPU
+      return topologies.get_topology_desc(platform='tpu', topology_name=topology)
   except (jax.errors.JaxRuntimeError, RuntimeError, NotImplementedError) as error:  # a compiler missing, or too old
-    need = 'the CUDA plugin of JAX' if chip == 'h100' else "pip install 'speccascade[tpu]'"
+    need = "pip install 'jax-cuda12-plugin[with-cuda]'" if chip == 'h100' else "pip install 'speccascade[tpu]'"
     raise ValueError(f'{topology} cannot be described ({first_line(error)}); it needs {need}.') from error
+
+
+@contextlib.contextmanager
+def _quiet():
+  """Keep back what a library writes to standard error, unless it raises."""
+  try:
+    kept = os.dup(2)
+  except OSError:  # there is no standard error
+    yield
+    return
+  with tempfile.TemporaryFile() as said:
+    os.dup2(said.fileno(), 2)
+    try:
+      yield
+    except BaseException:
+      said.seek(0)
+      os.write(kept, said.read())
+      raise
+    finally:
+      os.dup2(kept, 2)
+      os.close(kept)
 
 
 @dataclasses.dataclass(frozen=True)

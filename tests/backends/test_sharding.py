@@ -99,6 +99,8 @@ def test_meshes_share_no_device_and_the_last_model_has_the_other_of_two():
   assert drafters.devices.ravel().tolist() == devices[:2] and verifier.devices.ravel().tolist() == devices[2:6]
   with pytest.raises(ValueError, match="mesh {'model': 4}.* at most 3 devices"):
     sharding.meshes({'data': 5}, {'model': 4}, devices=devices)
+  with pytest.raises(ValueError, match='at most 1 device in all'):
+    sharding.mesh({'data': 2}, devices[:1])
   assert sharding.of_each((drafters, verifier), 3) == [drafters, drafters, verifier]
   assert sharding.of_each(verifier, 2) == [verifier] * 2 and sharding.of_each(None, 2) == [None, None]
   assert sharding.of_each({'data': 1}, 2) == sharding.of_each([{'data': 1}], 2)

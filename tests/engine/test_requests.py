@@ -409,6 +409,12 @@ def test_a_rule_that_is_never_a_law_raises(rule, what):
     run(methods.speculative(rule, 3), PAIR, [[1, 2], [3]])
 
 
+def test_a_row_of_a_stream_says_of_which_request_and_sample_it_is():
+  prompts = [Request([1, 2], n=3), [3], Request([4], n=2)]
+  rows = dict(speccascade.stream(OPT, PAIR, prompts, max_new_tokens=4, batch_size=2))
+  assert [(rows[i].request, rows[i].sample) for i in range(6)] == [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1)]
+
+
 def test_a_stream_yields_rows_as_they_end_and_all_that_decode_returns():
   prompts = [Request([1, 2], max_new_tokens=3), Request([3], max_new_tokens=200), *[[i] for i in range(7)]]
   out = run(OPT, PAIR, prompts, batch_size=2)

@@ -90,7 +90,7 @@ def test_a_mesh_is_given_to_every_experiment(tmp_path):
   parse(GOOD + "mesh.shape = [{'data': 2}, {'model': 4}]\n", tmp_path)
   (two,) = config.build(placed=False)
   assert "mesh: [{'data': 2, 'model': 1}, {'data': 1, 'model': 4}]" in two.describe()
-  with pytest.raises(ValueError, match='at most 1 devices'):
+  with pytest.raises(ValueError, match='at most 1 device '):
     elsewhere.load()
 
 

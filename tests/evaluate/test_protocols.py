@@ -336,6 +336,15 @@ def test_tokens_per_second_and_the_parts_of_a_time_are_compared_too():
   assert target['steady_tokens_per_s'] == 4 and draft['steady_ratio'] == pytest.approx(3)
 
 
+def test_a_call_that_is_shorter_than_reading_its_prompts_again_has_no_share_of_prefill():
+  timings = []
+  for example in range(6):
+    timings.append(_timing('target only', example, 0, 2.0, 20) | {'prefill_seconds': 0.5})
+    timings.append(_timing('draft only', example, 0, 1.0, 30) | {'prefill_seconds': 1.1})
+  target, draft = (x['latency'] for x in _records(ALONE, [], timings))
+  assert draft['prefill_share'] is draft['decode_tokens_per_s'] is None and target['prefill_share'] == 0.25
+
+
 def test_each_value_is_compared_with_its_own_reference():
   sweep = dataclasses.replace(OPT, values=(0.1, 0.2))
   other = dataclasses.replace(sweep, name='other')

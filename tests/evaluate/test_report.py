@@ -86,6 +86,20 @@ def test_every_chart_is_the_image_of_its_file_with_what_is_on_it(page):
   assert any('time relative to target only' in a['alt'] for a in pictures)
 
 
+def test_the_verdict_stands_above_the_sections(page):
+  text = ' '.join(Markup(page).text)
+  (verdict,) = tables.verdicts(made.cascades((0.0,)))
+  assert verdict.startswith('T = 0: SpecCascade [')
+  assert text.index(verdict) < text.index('Quality and time')
+
+
+def test_charts_are_dark_where_the_page_is_and_a_table_says_that_it_has_more_columns(page):
+  dark = ''.join(re.findall(r'@media \(prefers-color-scheme: dark\) \{.*?\n\}', page, re.DOTALL))
+  assert re.search(r'\.chart \{ background: var\(--card\)', dark) and re.search(r'\.chart img \{[^}]*invert', dark)
+  scroll = re.search(r'\.scroll \{.*?\n\}', page, re.DOTALL)[0]
+  assert scroll.count('local') == scroll.count('no-repeat scroll') == 2
+
+
 def test_every_id_is_there_once_and_every_reference_leads_to_one(page):
   tags = Markup(page).tags
   ids = [a['id'] for _, a in tags if 'id' in a]

@@ -80,12 +80,20 @@ def test_a_run_leaves_every_file_and_prints_the_table(whole):
     assert point['quality']['overlap'] >= 0 and point['latency']['ratio'] > 0 and point['counts']['rounds'] > 0
   assert len(results['traces']) == 2 * 2 * 2
   assert results['environment']['backend'] == 'cpu' and results['environment']['versions']['jax']
-  assert (folder / 'summary.md').read_text() in out and str(folder / 'report.html') in out
+  points = results['points']
+  assert [line.split(' | ')[0].strip('| ') for line in out.splitlines() if line.startswith('| t')][0] == 'target only'
+  assert 'overlap' in out and 'large calls' not in out and out.count('± reaches') == 2 and 'summary.md' in out
+  assert all(f'{point["quality"]["overlap"]:.2f}' in out for point in points)
+  assert [line for line in out.splitlines() if line.startswith('T = ')] == [
+    line for line in (folder / 'summary.md').read_text().splitlines() if line.startswith('T = ')
+  ]
+  assert str(folder / 'report.html') in out
+  assert max(len(line) for line in out.splitlines() if line.startswith('|')) <= 80
   assert 'quality: 60/60 examples' in err and 'latency: 24/24 calls' in err
   rows = [line for line in err.splitlines() if line.startswith('T = ')]
   assert len(rows) == 6 and rows[0].startswith('T = 0: target only, overlap ')
   assert f'overlap {results["points"][0]["quality"]["overlap"]:.2f}, ' in rows[0] and 'speed-up' not in ''.join(rows)
-  table = err.index('Summary, quality, T = 0; times follow')
+  table = err.index('Quality, T = 0; times follow')
   assert err.index(rows[2]) < table < err.index(rows[3]) < err.index('latency: ')
   assert len((folder / 'summary.csv').read_text().splitlines()) == 7
 

@@ -1,7 +1,9 @@
 """A curve's text builds the method that it says, and a suite has the curves of its figure."""
 
+import ast
 import importlib
 from pathlib import Path
+import re
 import sys
 
 import gin
@@ -47,7 +49,8 @@ def described(text: str) -> list[str]:
   ('text', 'curve'),
   [
     ('opt', f'SpecCascade [OPT]: speculative() of opt(), alpha in {OPT}'),
-    ('opt(block=7)', f'SpecCascade [OPT]: speculative(block=7) of opt(), alpha in {OPT}'),
+    ('opt(block=5)', f'SpecCascade [OPT]: speculative(block=5) of opt(), alpha in {OPT}'),
+    ('opt(block=7)', f'SpecCascade [OPT] (block=7): speculative(block=7) of opt(), alpha in {OPT}'),
     ('opt(alpha=[-0.1, 0.3])', 'SpecCascade [OPT]: speculative() of opt(), alpha in [-0.1, 0.3]'),
     ('opt:0.1', 'opt:0.1: speculative() of opt(alpha=0.1)'),
     ('opt(alpha=0.1, block=[3, 5])', 'opt(alpha=0.1): speculative() of opt(alpha=0.1), block in [3, 5]'),
@@ -80,6 +83,36 @@ def described(text: str) -> list[str]:
 def test_a_text_is_a_curve(text, curve, my_curves):
   assert described(text) == [curve]
   assert all(point.build() for made in texts.flat(text) for point in made.points())
+
+
+def _of_readme() -> list[list]:
+  """Return the lists and texts of curves that README has, in its blocks and in its lines."""
+  text = (Path(__file__).parents[2] / 'README.md').read_text()
+  found = re.findall(r'Experiment\.curves ?= ?("\[.*?\]"|\'.*?\')|`(\[\'.*?\'\])`', text)
+  return [ast.literal_eval(named.strip('"') if named.startswith('"[') else named or listed) for named, listed in found]
+
+
+@pytest.mark.parametrize(
+  'given',
+  [*_of_readme(), ['opt(block=5)', 'opt(block=7)'], ['opt', 'opt(pair=(0, 1))'], ['cascades', 'cascades(block=7)']],
+  ids=str,
+)
+def test_curves_that_differ_have_names_that_differ(given, my_curves):
+  Path('my_rules.py').write_text(MINE + '\naverage_where_unsure = mine\n')
+  try:
+    experiment = Experiment(toys.task(3, 4), toys.models, given)
+  finally:
+    sys.modules.pop('my_rules', None)
+  assert len(experiment.curves) > 1
+
+
+def test_readme_has_inline_curves():
+  assert len(_of_readme()) >= 3 and any(isinstance(given, list) and 'cascades' in given for given in _of_readme())
+
+
+def test_a_curve_is_there_once_where_a_text_gives_a_default():
+  curves = [*texts.flat(['cascades', 'opt', 'opt(block=5)'])]
+  assert [curve.name for curve in curves].count('SpecCascade [OPT]') == 1
 
 
 def test_policies_and_acceptors_are_named_inside():
@@ -159,9 +192,9 @@ def test_the_config_binds_what_a_text_leaves_out(tmp_path, monkeypatch):
   )
   config.parse(['bound.gin'], ['methods.speculative.block = 9'])
   curves = {curve.name: str(curve).partition(': ')[2] for curve in config.build()[0].curves}
-  assert curves['opt'] == 'speculative(block=9) of opt(alpha=0.2)' and 'block=2' in curves['SpecDecode']
-  assert curves['SpecCascade [Chow]'].startswith('speculative(block=3)')
-  assert curves['SpecCascade [Diff]'] == 'speculative(block=4) of diff(), alpha in [0.1]'
+  assert curves['opt'] == 'speculative(block=9) of opt(alpha=0.2)' and 'block=2' in curves['SpecDecode (block=2)']
+  assert curves['SpecCascade [Chow] (block=3)'].startswith('speculative(block=3)')
+  assert curves['SpecCascade [Diff] (block=4)'] == 'speculative(block=4) of diff(), alpha in [0.1]'
 
 
 def test_a_path_is_a_model_with_what_the_config_binds_on_checkpoints(tmp_path, monkeypatch):

@@ -1,9 +1,11 @@
 """Compiling ahead of time: where arguments lie, the floor by bytes, and the report on a program for TPUs."""
 
 from collections import Counter
+import contextlib
 import dataclasses
 import functools
 import json
+import os
 
 import jax
 from matching import having, says
@@ -99,6 +101,33 @@ def test_a_round_of_int8_reads_a_byte_a_weight(pair, capsys):
   assert (short['row_loops'], short['cache_copies'], short['entry_relayouts']) == (0, 0, 0)
   assert short['arguments']['weights'] < 0.6 * long['arguments']['weights']
   assert short['traffic_cycles'] < 0.75 * long['traffic_cycles'] and short['reading_bytes'] > 0
+
+
+@pytest.mark.parametrize(
+  ('topology', 'install'), [('h100', 'jax-cuda12-plugin[with-cuda]'), ('v5e:2x2', 'speccascade[tpu]')]
+)
+def test_a_chip_whose_compiler_is_missing_says_what_to_install(topology, install, monkeypatch):
+  def missing(*args, **kwargs):
+    raise NotImplementedError('topology not implemented')
+
+  monkeypatch.setattr(aot.topologies, 'get_topology_desc', missing)
+  with pytest.raises(ValueError, match=having(f"pip install '{install}'")):
+    aot.describe(topology)
+
+
+def test_what_the_compiler_of_tpus_writes_is_shown_where_it_fails_alone(monkeypatch, capfd):
+  def describing(error):
+    def describe(*args, **kwargs):
+      os.write(2, b'could not determine TPU worker hostnames')
+      if error:
+        raise RuntimeError('no TPU')
+
+    monkeypatch.setattr(aot.topologies, 'get_topology_desc', describe)
+    with pytest.raises(ValueError) if error else contextlib.nullcontext():
+      aot.describe('v5e:2x2')
+    return capfd.readouterr().err
+
+  assert describing(error=False) == '' and 'hostnames' in describing(error=True)
 
 
 @pytest.mark.parametrize('method', ['autoregressive', 'opt'])

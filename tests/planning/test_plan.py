@@ -430,6 +430,24 @@ def test_a_command_plans_and_another_decodes_by_it(tmp_path, capsys):
   assert plans.load(out).origin.data == f'in.jsonl, 8 prompts {read}'
 
 
+def test_a_plan_takes_the_sampler_that_all_requests_have(tmp_path, monkeypatch):
+  asked = {}
+  monkeypatch.setattr(plan, 'plan', lambda models, prompts, **settings: asked.update(settings))
+  monkeypatch.setattr(plan.options, 'digests', lambda args: None)
+  monkeypatch.setattr(plan.options, 'load_models', lambda args: [])
+  given = [{'prompt': 'a', 'temperature': 0.7, 'top_p': 0.9}, {'prompt': 'b', 'top_p': 0.9}]
+  (tmp_path / 'in.jsonl').write_text('\n'.join(map(json.dumps, given)))
+  command = ['small', 'large', f'--prompts={tmp_path / "in.jsonl"}']
+  assert plan.main([*command, '--temperature=0.7']) == 0
+  assert (asked['sampler'].temperature, asked['sampler'].top_p) == (0.7, 0.9)
+
+
+def test_requests_of_two_samplers_are_planned_by_themselves(tmp_path, capsys):
+  (tmp_path / 'in.jsonl').write_text('"a"\n{"prompt": "b", "temperature": 0.7}')
+  assert plan.main(['small', 'large', f'--prompts={tmp_path / "in.jsonl"}']) == 1
+  assert says(capsys.readouterr().err, 'line 1 has temperature=1.0', 'line 2 0.7', 'one sampler')
+
+
 def test_prompts_that_are_no_requests_need_a_field(tmp_path, capsys):
   (tmp_path / 'problems.jsonl').write_text('{"question": "1 + 1", "answer": "2"}')
   assert plan.main(['small', 'large', f'--prompts={tmp_path / "problems.jsonl"}']) == 1

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import csv
 import io
+import json
 from pathlib import Path
 import re
 from typing import Any
@@ -61,7 +62,7 @@ def _plain(cell: Any) -> Any:
 
 def as_markdown(results: dict, *, every_table: bool) -> str:
   """Return the summaries, or every table, as Markdown."""
-  parts = [_escaped(f'# {results["name"]}: {results["task"]}')]
+  parts = [_escaped(f'# {results["name"]}: {results["task"]}'), *map(_escaped, tables.verdicts(results))]
   parts += [markdown(t) for t in results['tables'] if every_table or t['title'].startswith('Summary')]
   return '\n\n'.join(parts)
 
@@ -113,12 +114,23 @@ def _aligned(head: Sequence[str], body: Sequence[Sequence[str]], right: Sequence
   return '\n'.join([line(head), f'|{rule}|', *map(line, body)])
 
 
+def terminal(results: dict) -> str:
+  """Return what a terminal shows of results: the verdicts, then method, setting, quality and speed-up of each point."""
+  parts = [f'# {results["name"]}: {results["task"]}', *tables.verdicts(results)]
+  parts += [markdown(tables.brief(results, title, points)) for title, points in pts.groups(results)]
+  return '\n\n'.join(parts)
+
+
 def closing(folders: Sequence[Path], *, next_steps: bool) -> str:
-  """Return what a run prints at its end: the summary of each folder, its files and, if wanted, commands to try next."""
+  """Return what a run prints at its end: the results of each folder, its files and, if wanted, commands to try next."""
   parts = []
   for folder in folders:
-    summary, report = folder / 'summary.md', folder / 'report.html'
-    parts += [summary.read_text(encoding='utf-8')] if summary.exists() else []
+    saved, report = folder / 'results.json', folder / 'report.html'
+    if saved.exists():
+      results = json.loads(saved.read_text(encoding='utf-8'))
+      results['points'] = list(map(pts.PointResult.from_json, results['points']))
+      parts.append(terminal(results))
     parts += [f'Report: {report}'] if report.exists() else []
-  parts.append(f'Data: results.json, summary.csv and examples.jsonl in {", ".join(map(str, folders))}')
+  where = ', '.join(map(str, folders))
+  parts.append(f'Data: results.json, summary.md and tables.md (every column), summary.csv, examples.jsonl in {where}')
   return '\n'.join(parts + ([NEXT] if next_steps else []))

@@ -45,6 +45,7 @@ def page(results: dict, drawings: Sequence[Drawing]) -> str:
     css=(folder / 'report.css').read_text(encoding='utf-8'),
     js=(folder / 'report.js').read_text(encoding='utf-8'),
     results=results,
+    verdicts=tables.verdicts(results),
     sections=_sections(results, drawings),
     sources=_sources(results['traces'] or []),
   )

@@ -36,6 +36,7 @@ TIMES = {
   'steady tokens/s': 'steady_tokens_per_s',
   'steady ratio': 'steady_ratio',
 }
+NAMED = 3  # curves that a verdict names beside the first
 PUBLISHED = 'published'  # ends the name of a column
 
 
@@ -73,6 +74,69 @@ def tables(results: dict) -> list[Table]:
     made.append(_deferral(results, title, points))
     made.append(_domains(title, points))
   return [t for t in made if t is not None]
+
+
+def verdicts(results: dict) -> list[str]:
+  """Return for each temperature and batch size a sentence on what was measured, where quality and time were."""
+  said = (_verdict(results, title, points) for title, points in pts.groups(results))
+  return [sentence for sentence in said if sentence is not None]
+
+
+def _verdict(results: dict, title: str, points: Sequence[PointResult]) -> str | None:
+  """Say which curves have a point with at least the reference's quality that is faster, and the fastest of each."""
+  metric = results['metric']
+
+  def reaches(p):
+    base = pts.reference(results, points, p)
+    known = base is not None and None not in (p.quality_of(metric), base.quality_of(metric), p.ratio)
+    return p.quality_of(metric) >= base.quality_of(metric) if known else None
+
+  judged = [p for p in pts.distinct(points) if p.curve != results['reference'] and reaches(p) is not None]
+  if not judged or metric in pts.DESCRIPTIONS:
+    return None
+  name = pts.metric_name(metric)
+  wanted = f"the large model's {name}" if results['reference'] == pts.LARGE else f'the {name} of {results["reference"]}'
+  fastest: dict[str, PointResult] = {}
+  for p in sorted(judged, key=lambda p: -p.ratio):
+    if reaches(p) and p.ratio > 1:
+      fastest.setdefault(p.curve, p)
+  if not fastest:
+    return f'{title}: No point is faster and has at least {wanted}.'
+  best, *rest = fastest.values()
+  first = f'{title}: {best.label} has at least {wanted} at {_times(best)}'
+  if not rest:
+    return f'{first}; no other curve does.' if len({p.curve for p in judged}) > 1 else f'{first}.'
+  named = [f'{p.label} at {_times(p)}' for p in rest[:NAMED]]
+  more = [f'{len(rest) - NAMED} more'] if len(rest) > NAMED else []
+  return f'{first}; so {"has" if len(rest) == 1 else "have"} {_listed([*named, *more])}.'
+
+
+def _times(point: PointResult) -> str:
+  """Return a speed-up and its interval, where there is one."""
+  interval = _interval(point.time('ratio_ci'))
+  return f'{point.ratio:.2f}×' + (f' ({interval})' if interval else '')
+
+
+def _listed(parts: Sequence[str]) -> str:
+  return parts[0] if len(parts) == 1 else f'{", ".join(parts[:-1])} and {parts[-1]}'
+
+
+def brief(results: dict, title: str, points: Sequence[PointResult]) -> Table:
+  """Make one row for each point, as narrow as a terminal: quality and speed-up, how far their intervals reach."""
+  metric = results['metric']
+
+  def within(value, interval):
+    if value is None or interval is None:
+      return value
+    return f'{value:.2f} ± {max(value - interval[0], interval[1] - value):.2f}'
+
+  columns = [Column('method', lambda p: p.curve), Column('setting', lambda p: p.setting)]
+  columns.append(Column(pts.metric_name(metric), lambda p: within(p.quality_of(metric), p.interval_of(metric))))
+  if any(p.ratio is not None for p in points):
+    columns.append(Column('speed-up', lambda p: within(p.ratio, p.time('ratio_ci'))))
+  columns += [Column('faults', lambda p: p.faults)] if any(p.faults for p in points) else []
+  rows = [p for some in pts.curves(points).values() for p in some]
+  return _filled(title, columns, rows, '± reaches to the farther end of the 95 % interval.')
 
 
 # ---- along a curve ----
