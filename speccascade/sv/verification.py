@@ -127,14 +127,14 @@ class Budget:
   """How many tokens of each row are verified. The base of every budget.
 
   Attributes:
-    looks_ahead: Whether it may decide on a token by what comes after it in its row.
+    looks_ahead: Whether it may decide on a token by what comes after it in its row, which one that does not say it may.
     stale: Whether the choice is used in the round after that in which it was made.
     stops: Whether a draft ends behind a token whose chance is under its `threshold`.
     threshold: That chance; None where it does not stop.
     by_row: Whether it takes each row by itself.
   """
 
-  looks_ahead = False
+  looks_ahead = True
   stale = False
   stops = False
   threshold = None
@@ -201,6 +201,7 @@ class Causal(Budget):
 
   threshold: Array = 0.4
 
+  looks_ahead = False
   stops = True
   by_row = True
 
@@ -219,6 +220,8 @@ class TopK(Budget):
   """Verify the tokens with the largest gains, `k` times as many as there are rows."""
 
   k: int = static(default=2)
+
+  looks_ahead = False
 
   def __post_init__(self):
     checked_int('TopK: k', self.k)

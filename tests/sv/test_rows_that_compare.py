@@ -122,6 +122,19 @@ def test_a_budget_that_stops_drafts_says_at_which_chance():
     methods.scheduled(predictors.max_q, 2, budget=Stops())
 
 
+@struct.dataclass
+class SaysNothing(Budget):
+  """Verify what it likes."""
+
+  def __call__(self, chances, active):
+    return active.astype('int32')
+
+
+def test_a_budget_that_says_nothing_may_look_ahead():
+  bonus, test = (methods.scheduled(predictors.max_q, 2, budget=SaysNothing(), ending=x) for x in ('bonus', 'test'))
+  assert bonus.keeps_distribution is False and test.keeps_distribution
+
+
 def test_a_signal_that_reads_a_companion_declares_it():
   method = methods.scheduled(lambda draft: draft.companion.max(-1), 2)
   with pytest.raises(ValueError, match=having('companion', 'signal(companion=True)')):
