@@ -81,6 +81,7 @@ def faulty_models():
   return [m.replace(params=m.params | {'table': m.params['table'].at[rows].set(jnp.nan)}) for m in models]
 
 
+@pytest.mark.filterwarnings('ignore:model 0 .* drafted nothing')  # for that is what a fault of its parameters does
 def test_a_sequence_with_a_fault_is_counted_left_out_of_timing_and_costs_no_run(tmp_path, capsys):
   sequence = Curve('answers', methods.sequence_cascade, parameter='threshold', values=[-1.0])
   experiment = dataclasses.replace(
