@@ -89,7 +89,7 @@ setuptools.setup(
     'sentencepiece>=0.2',
     'tensorstore>=0.1.84',
     'tokenizers>=0.23',
-    'tqdm',
+    'tqdm>=4.66',
   ],
   extras_require={
     'seqio': SEQIO,
