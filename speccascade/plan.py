@@ -10,12 +10,12 @@ With --predictor margin the plan also serves `methods.scheduled(predictors.margi
 
 import argparse
 from collections.abc import Sequence
-import dataclasses
 import sys
 
 from speccascade import rules, sampling
 from speccascade.data import files
 from speccascade.decode import lines, options
+from speccascade.engine.requests import Request
 from speccascade.host import commands, storage
 from speccascade.host.errors import RunError
 from speccascade.planning.planner import plan
@@ -83,8 +83,7 @@ def _sampler(prompts: Sequence, sampler: sampling.Sampler) -> sampling.Sampler:
   """Return the sampler with the numbers that the requests have of their own, which are the same in all of them."""
   own = {}  # the first request with each
   for number, prompt in enumerate(prompts, 1):
-    given = [(name, getattr(prompt, name, None)) for name in sampling.NEUTRAL]
-    own.setdefault(dataclasses.replace(sampler, **{name: x for name, x in given if x is not None}), number)
+    own.setdefault(prompt.sampled_by(sampler) if isinstance(prompt, Request) else sampler, number)
   if len(own) > 1:
     (one, first), (other, second) = list(own.items())[:2]
     name = next(n for n in sampling.NEUTRAL if getattr(one, n) != getattr(other, n))

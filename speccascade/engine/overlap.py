@@ -73,6 +73,9 @@ class Sends(NamedTuple):
   probs: bool  # whether the distributions cross that the tokens were drawn from
 
 
+NOTHING = Sends((), False)
+
+
 @struct.dataclass
 class Half:
   """A half of the batch between two rounds, when the drafters are next."""
@@ -91,14 +94,14 @@ def _on(state: State, layout: sharding.Layout | None, backend: Backend) -> State
   return state.replace(noise=noise, sampler=dataclasses.replace(state.sampler, backend=backend))
 
 
-def parted(program: loop.Program, state: State, since: Array, sends: Sends | None = None) -> tuple[Kept, Crossing]:
+def parted(program: loop.Program, state: State, since: Array, sends: Sends = NOTHING) -> tuple[Kept, Crossing]:
   """Return what stays of a state and what crosses.
 
   Args:
     program: The program.
     state: The state.
     since: [B] the lengths before the round.
-    sends: What crosses of logits and of the distributions of drafts; None: neither does.
+    sends: What crosses of logits and of the distributions of drafts.
   """
   w = state.window
   own = tuple(x if slot in program.shown else None for slot, x in enumerate(w.logits))
@@ -110,7 +113,6 @@ def parted(program: loop.Program, state: State, since: Array, sends: Sends | Non
   form = structure, tuple(Shape(x.shape, np.dtype(x.dtype)) for x in leaves)
   packed = pack((small, since))
   packed = packed if program.layout is None else program.layout.pin(packed)
-  sends = sends or Sends((), False)
   logits = tuple(x if slot in sends.logits else None for slot, x in enumerate(w.logits))
   return kept, Crossing(packed, w.probs if sends.probs else None, logits, form)
 
@@ -138,7 +140,7 @@ def _insert(program, start, prefix: tuple, batch: loop.InsertBatch, kept: Kept, 
 def _turn(
   program,
   ends: bool,
-  sends: Sends | None,
+  sends: Sends,
   method,
   params,
   kept: Kept,
@@ -211,9 +213,9 @@ class Overlapped(Rounds):
     self.needs = sides[-1].needs
     read = range(len(method.slots)) if job.trace else sides[-1].method.logits_read
     # With one noise for both models no test reads what a token was drawn from; a limit of the verifier's may.
-    limits = [p.limit for p in sides[-1].method.parts if isinstance(p, Score) and p.limit is not None]
-    probs = job.rows[0].sampler.coupling != 'gumbel' or any(limit.reads != () for limit in limits)
-    self.sends = Sends(tuple(slot for slot in apart if slot in read), probs), None
+    limited = any(phase.reads != () for phase in sides[-1].method.parts if isinstance(phase, Score))
+    probs = job.rows[0].sampler.coupling != 'gumbel' or limited
+    self.sends = Sends(tuple(slot for slot in apart if slot in read), probs), NOTHING
     if method.branches > 1:  # each side tests, and moves what is pending
       self.sends = (Sends(tuple(range(len(method.slots))), probs),) * 2
     self.where = [_where(side) for side in sides]

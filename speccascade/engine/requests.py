@@ -64,6 +64,11 @@ class Request:
   logprobs: int | None = None
   chat_template_kwargs: dict[str, Any] | None = None
 
+  def sampled_by(self, sampler: sampling.Sampler) -> sampling.Sampler:
+    """Return a sampler with the numbers that the request has of its own."""
+    own = {name: getattr(self, name) for name in sampling.NEUTRAL}
+    return dataclasses.replace(sampler, **{name: x for name, x in own.items() if x is not None})
+
 
 Request.__init__ = known_as('Request', max_tokens='max_new_tokens=…')(Request.__init__)
 
@@ -154,12 +159,11 @@ def _samples(models, vocab, request: Request, i: int, tokens, example_id, max_ne
   def pick(value, default):
     return default if value is None else value
 
-  changes = {name: getattr(request, name) for name in sampling.NEUTRAL if getattr(request, name) is not None}
   max_new = checked_int('max_new_tokens', pick(request.max_new_tokens, max_new_tokens), most=_TOKENS)
   min_new = checked_int('min_new_tokens', pick(request.min_new_tokens, 0), 0)
   if min_new > max_new:
     raise ValueError(f'min_new_tokens={min_new} is more than max_new_tokens={max_new}.')
-  sampler = dataclasses.replace(sampler, **changes)
+  sampler = request.sampled_by(sampler)
   for name in sampling.NEUTRAL:
     if np.ndim(value := getattr(sampler, name)):
       raise ValueError(f'{name} has the shape {list(np.shape(value))}; give one number, or a Request for each prompt.')

@@ -241,14 +241,15 @@ def collect(rows: Sequence[Row], *, keep_faults: bool = False) -> Decoded:
 def warn_of_silent_drafters(job: Job, rows: Sequence[Row]) -> None:
   """Warn of drafters that drafted no token, where their parameters are why: the text is the verifier's all the same."""
   method = job.method.at(job.size)
-  if any(np.sum(row.stats['drafted']) for row in rows):
+  drafters = {method.slots[phase.feeds[0]] for phase in method.all_phases if phase.draws and phase.feeds is not None}
+  if not drafters or any(np.sum(row.stats['drafted']) for row in rows):
     return
-  for slot in method.slots[:-1]:
-    leaves = jax.tree.leaves(job.models[slot].params)
+  for number in sorted(drafters):
+    leaves = jax.tree.leaves(job.models[number].params)
     if not all(jnp.isfinite(x).all() for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)):
       warnings.warn(
-        f'model {slot} ({job.models[slot].name}) drafted nothing, for its parameters are not finite; load or train it '
-        'again',
+        f'model {number} ({job.models[number].name}) drafted nothing, for its parameters are not finite; load or train '
+        'it again',
         stacklevel=3,
       )
 

@@ -320,11 +320,15 @@ def test_settings_that_decoded_alike_have_the_times_of_all_of_them():
   ]
 
 
+def _of_two(prefill: float) -> list[dict]:
+  """Return timings of both models, of the drafter with so many seconds for its prompts."""
+  both = ('target only', 2.0, 20, 0.5), ('draft only', 1.0, 30, prefill)
+  timed = [(example, *of) for example in range(6) for of in both]
+  return [_timing(name, i, 0, seconds, tokens) | {'prefill_seconds': x} for i, name, seconds, tokens, x in timed]
+
+
 def test_tokens_per_second_and_the_parts_of_a_time_are_compared_too():
-  timings = []
-  for example in range(6):
-    timings.append(_timing('target only', example, 0, 2.0, 20) | {'prefill_seconds': 0.5})
-    timings.append(_timing('draft only', example, 0, 1.0, 30) | {'prefill_seconds': 0.25})
+  timings = _of_two(0.25)
   target, draft = (x['latency'] for x in _records(ALONE, [], timings))
   assert (target['ratio'], target['tokens_per_s_ratio']) == (1, 1) and target['tokens_per_s_ratio_ci'] == [1, 1]
   assert draft['ratio'] == 2 and draft['tokens_per_s_ratio'] == pytest.approx(3)
@@ -337,10 +341,7 @@ def test_tokens_per_second_and_the_parts_of_a_time_are_compared_too():
 
 
 def test_a_call_that_is_shorter_than_reading_its_prompts_again_has_no_share_of_prefill():
-  timings = []
-  for example in range(6):
-    timings.append(_timing('target only', example, 0, 2.0, 20) | {'prefill_seconds': 0.5})
-    timings.append(_timing('draft only', example, 0, 1.0, 30) | {'prefill_seconds': 1.1})
+  timings = _of_two(1.1)
   target, draft = (x['latency'] for x in _records(ALONE, [], timings))
   assert draft['prefill_share'] is draft['decode_tokens_per_s'] is None and target['prefill_share'] == 0.25
 
