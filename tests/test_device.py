@@ -13,7 +13,7 @@ import pytest
 import reference
 from tiers import long_but
 
-from speccascade import acceptance, decode, methods, rules, Sampler
+from speccascade import acceptance, decode, methods, rules, Sampler, stopping
 from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
@@ -101,3 +101,13 @@ def test_rows_of_a_batch_are_those_of_a_batch_of_one_in_float32(kind):
   run = functools.partial(run, max_new_tokens=8 if ON_CPU else 48)
   apart = [run([prompt], example_ids=[i]).tokens[0] for i, prompt in enumerate(PROMPTS)]
   assert run(PROMPTS).tokens == apart
+
+
+@pytest.mark.parametrize('batch', long_but((1, 8), []))
+def test_drafts_of_a_length_that_the_device_finds(batch):
+  run = functools.partial(decode, models=pair('t5', 'float32'), prompts=PROMPTS, sampler=Sampler(0.0))
+  run = functools.partial(run, max_new_tokens=8 if ON_CPU else 48, max_prompt_tokens=8, batch_size=batch)
+  chow = functools.partial(rules.chow, alpha=0.8)
+  short = methods.speculative(block=3, policy=stopping.Confidence(0.3))
+  assert run(short).tokens == run(methods.autoregressive(1)).tokens
+  assert run(methods.token_cascade(chow, max_draft=64)).tokens == run(methods.oracle(chow)).tokens

@@ -10,7 +10,6 @@ It needs the extra `tpu`, and about a minute a program.
 
 import argparse
 import csv
-import dataclasses
 from pathlib import Path
 import sys
 
@@ -143,7 +142,7 @@ def main():
   args = parser.parse_args()
   jax.config.update('jax_platforms', 'cpu')  # whatever is here, it is not what is compiled for
   sizes, method = PAIRS[args.pair]
-  networks = [dataclasses.replace(make(size), scan=True) for make, size in sizes]
+  networks = [make(size) for make, size in sizes]
   done = [*csv.DictReader(args.out.open())] if args.out.exists() else []
   for batch in args.batches:
     if any((x['pair'], x['batch']) == (args.pair, str(batch)) for x in done):

@@ -52,12 +52,12 @@ def of_ratio(sums: np.ndarray, powers: Sequence[int]) -> list[float] | None:
     powers: [K], of the totals in the ratio: 1 in its numerator, -1 in its denominator.
 
   Returns:
-    None where there are fewer than LEAST groups.
+    None where there are fewer than LEAST groups, or where a total is 0.
   """
   groups = len(sums)
-  if groups < LEAST:
-    return None
   means = sums.mean(0)
+  if groups < LEAST or not means.all():
+    return None
   error = (sums / means @ powers).std(ddof=1) / np.sqrt(groups)
   reach = special.stdtrit(groups - 1, 1 - TAIL) * error
   logarithm = np.log(means) @ powers

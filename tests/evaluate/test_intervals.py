@@ -47,6 +47,7 @@ def test_examples_that_were_timed_together_are_drawn_together_and_the_others_alo
 def test_few_groups_have_no_interval_and_seven_a_wider_one_than_their_resamples():
   pairs = np.random.default_rng(0).lognormal(sigma=0.3, size=(8, 2))
   assert intervals.of_ratio(pairs[:5], (1, -1)) is None and intervals.of_ratio(pairs[:6], (1, -1)) is not None
+  assert intervals.of_ratio(pairs * [1, 0], (1, -1)) is None and intervals.of_ratio(pairs * [0, 1], (1, -1)) is None
   low, high = intervals.of_ratio(pairs[:7], (1, -1))
   ratio = pairs[:7, 0].sum() / pairs[:7, 1].sum()
   assert low < ratio < high and low * high == pytest.approx(ratio**2)  # of the logarithm
