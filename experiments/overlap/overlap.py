@@ -88,7 +88,10 @@ class Program:
     held = (last,) if side else tuple(range(last))
     halves = cut(lowered, range(last))
     self.method = halves[side]
-    self.sends = None if side else tuple(slot for slot in held if slot in halves[1].logits_read)
+    self.ends = side == 1
+    self.sends = overlap.NOTHING
+    if not self.ends:
+      self.sends = overlap.Sends(tuple(slot for slot in held if slot in halves[1].logits_read), probs=True)
     self.rows = rows
     self.placement = aot.Placement(aot.describe(HALF).devices, mesh)
     specs = [sharding.specs(n, self.placement.mesh) if m in held else None for m, n in enumerate(networks)]
@@ -124,7 +127,7 @@ class Program:
     run = overlap.compiled_with(())
     return run, (
       self.fixed,
-      self.sends is None,
+      self.ends,
       self.sends,
       self.placement.put(self.method),
       self.params,
