@@ -19,7 +19,7 @@ from speccascade import rules, sampling
 from speccascade.backends.ops import take1
 from speccascade.host import names
 from speccascade.rules.base import declared
-from speccascade.types import Array, checked_int, FINAL, iota, static, Window
+from speccascade.types import Array, checked_int, FINAL, iota, static, Told, Window
 
 
 class Trial(NamedTuple):
@@ -51,13 +51,14 @@ class Declaration(NamedTuple):
   Attributes:
     reads: The slots of the method whose logits it reads beside those of the test; None: any, so that the logits of all
       models are stored.
-    by_round: Whether it reads tokens that it then drops. If so, random numbers are keyed by round as well, because a
-      number that has decided which tokens to drop may not draw them again.
+    told: What it decides on a token by, beside it and those before it: `Told.LATER` if it reads tokens that it then
+      drops. Then random numbers are keyed by round, because a number that has decided which tokens to drop may not draw
+      them again; so they are where it is None, not known.
     exact: Whether the output follows π; None where that is not known.
   """
 
   reads: tuple[int, ...] | None = None
-  by_round: bool = True
+  told: Told | None = None
   exact: bool | None = None
 
 
@@ -87,7 +88,7 @@ def at_tokens(trial: Trial) -> tuple[Array, Array]:
   return sampling.at_token(trial.pi[:, :width], trial.tokens), sampling.at_token(trial.window.probs, trial.tokens)
 
 
-@acceptor(reads=(), by_round=False, exact=True)
+@acceptor(reads=(), told=Told.NOTHING, exact=True)
 def token_wise(trial: Trial) -> tuple[Verdict, sampling.Noise]:
   r"""Accept each token in turn (Leviathan et al. 2023, Algorithm 1).
 
@@ -107,7 +108,7 @@ def token_wise(trial: Trial) -> tuple[Verdict, sampling.Noise]:
   return Verdict(leading(ok & in_test(trial))), noise
 
 
-@acceptor(reads=(), by_round=False, exact=False)
+@acceptor(reads=(), told=Told.NOTHING, exact=False)
 def everything(trial: Trial) -> tuple[Verdict, sampling.Noise]:
   """Accept every token. It suits drafts that a policy ends before a token that must not be accepted."""
   return Verdict(trial.tested, subtract=0.0), trial.noise
@@ -132,7 +133,7 @@ class Threshold:
   @property
   def declaration(self) -> Declaration:
     """It reads the drafter, too, and replaces what it rejects by the verifier's."""
-    return Declaration((self.drafter,), by_round=False, exact=False)
+    return Declaration((self.drafter,), told=Told.NOTHING, exact=False)
 
   def __post_init__(self):
     object.__setattr__(self, 'limit', sampling.traced(self.limit))
@@ -168,7 +169,7 @@ class FLy:
   @property
   def declaration(self) -> Declaration:
     """It reads tokens that it then drops."""
-    return Declaration((), by_round=True, exact=False)
+    return Declaration((), told=Told.LATER, exact=False)
 
   def __post_init__(self):
     object.__setattr__(self, 'limit', sampling.traced(self.limit))
@@ -189,7 +190,7 @@ class FLy:
     return Verdict(leading(ok | (unsure & allowed & followed & in_test(trial)))), noise
 
 
-@acceptor(reads=(), by_round=True, exact=True)
+@acceptor(reads=(), told=Told.LATER, exact=True)
 def block(trial: Trial) -> tuple[Verdict, sampling.Noise]:
   r"""Accept the block jointly (Sun et al. 2024, "Block Verification Accelerates Speculative Decoding", Algorithm 2).
 

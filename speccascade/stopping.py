@@ -16,7 +16,7 @@ import numpy as np
 
 from speccascade import rules, sampling
 from speccascade.host import names
-from speccascade.types import Array, Carry, checked_int, iota, Rule, static
+from speccascade.types import Array, Carry, checked_int, iota, Rule, static, Told
 
 
 def check_chance(policy: 'Policy', *names: str):
@@ -133,9 +133,9 @@ class Policy:
     return carry
 
   @property
-  def exact(self) -> bool | None:
-    """Whether it learns from tested tokens alone, so that the output follows the target; None: that is not known."""
-    return True if type(self).learn is Policy.learn else None
+  def told(self) -> Told | None:
+    """What it learns from beside tested tokens; None: that is not known, as of one that has a `learn` of its own."""
+    return Told.NOTHING if type(self).learn is Policy.learn else None
 
   def learn(self, state: Any, tested: Array, accepted: Array, live: Array, most: int) -> Carry:
     """Return the carry after a round from its state before the commit, `engine.state.State`; by default `update`."""

@@ -6,6 +6,7 @@ V vocabulary, T token buffer, S prompt.
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import enum
 import functools
 import itertools
 import numbers
@@ -31,6 +32,27 @@ FINAL = 2
 RESIDUAL = -1
 BONUS = -2
 NO_SOURCE = -3
+
+
+class Told(enum.Flag):
+  """What a decision about a drafted token may know beyond the committed text and the pending tokens before it.
+
+  Attributes:
+    NOTHING: No more.
+    TOKEN: The token.
+    LATER: Pending tokens behind it.
+    OTHERS: The drafts of other rows.
+    EARLIER: A draft of an earlier round.
+    PLACE: How far it stands from the first pending token.
+  """
+
+  NOTHING = 0
+  TOKEN = enum.auto()
+  LATER = enum.auto()
+  OTHERS = enum.auto()
+  EARLIER = enum.auto()
+  PLACE = enum.auto()
+
 
 # Why a row has no next token: for a model, whose logits are not finite, the code of `of_logits`, or one of these.
 NO_FAULT = -1

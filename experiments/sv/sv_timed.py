@@ -23,6 +23,7 @@ from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.planning import profiling, sv_model, timing
 from speccascade.sv import plans
 from speccascade.sv.verification import Goodput
+from speccascade.types import Told
 
 HEAD = 64
 
@@ -47,7 +48,7 @@ class Recorded(Goodput):
     return jnp.where(own >= 0, jnp.where(own > 0, recorded, 0), own)
 
 
-@acceptance.acceptor(reads=(), by_round=False)
+@acceptance.acceptor(reads=(), told=Told.NOTHING)
 def accept_recorded(trial, *, chances):
   """Accept each token with the chance [N, W] of the recorded draft, whatever the models compute."""
   pi, q = acceptance.at_tokens(trial)

@@ -136,7 +136,7 @@ def _target(method: Strategy, batch_size: int) -> Target:
   if method.keeps_distribution is None:
     raise ValueError(
       f'{method.name}: nothing says that its tokens follow its target, so texts have no log-probability; declare it of '
-      'the part of your own: acceptor(exact=True), Policy.exact, or keeps_distribution() of a phase or a limit.'
+      'the part of your own: acceptor(told=Told.NOTHING, exact=True), or `told` of a policy, a limit or a phase.'
     )
   if not method.keeps_distribution:
     raise ValueError(

@@ -14,10 +14,9 @@ from jax._src import xla_bridge  # which has no public name for whether JAX has 
 
 from speccascade import sampling
 from speccascade.backends import sharding
-from speccascade.engine import inputs, requests, validate
+from speccascade.engine import inputs, law, requests, validate
 from speccascade.engine.lowering import cut, lower
 from speccascade.engine.method import Strategy
-from speccascade.engine.phases import Score
 from speccascade.models import hidden
 from speccascade.types import check_bits, checked_int, Model, Network
 
@@ -141,10 +140,7 @@ def _check_targets(method: Strategy, models: Sequence[Model], sampler: sampling.
 
 def _check_numbers(method: Strategy, slots: Sequence[Model], rows: Sequence[requests.Row]):
   """Refuse rows with the same random numbers where what these made of one decides about another."""
-  some = [f'{model.name} drafts one from the text of another' for model in slots if model.network.remembers]
-  limits = [phase.limit for phase in method.all_phases if isinstance(phase, Score) and phase.limit is not None]
-  if method.keeps_distribution is not False:
-    some += [f'{limit} compares the draft of one with that of another' for limit in limits if limit.compares]
+  some = law.same_numbers(method, slots)
   first: dict[tuple, int] = {}
   remembered = {seed: model.name for model in slots for seed in model.seeds}
   for row in rows if some else ():

@@ -9,8 +9,7 @@ from flax import struct
 import jax.numpy as jnp
 
 from speccascade.engine.state import Context, State
-from speccascade.sampling import Sampler
-from speccascade.types import Array, Network, static
+from speccascade.types import Array, Network, static, Told
 
 
 class Limit:
@@ -21,26 +20,25 @@ class Limit:
     most: The most tokens that it lets through; None for all.
     varies: Whether it may let fewer through than there are, up to `most`.
     fine: Whether it goes by what each number of tokens costs, so that a program has many widths.
-    compares: Whether how much of one row's draft is tested depends on another row's draft, which later rounds draw by
-      the same numbers unless these are keyed by round.
+    told: What it was told of drafted tokens when it chose; None: that is not known.
+    coupled: Whether it reads the noise of `Sampler(coupling='gumbel')`.
   """
 
   reads: tuple[int, ...] | None = None
   most: int | None = None
   varies: bool = True
   fine: bool = False
-  compares: bool = False
+  told: Told | None = None
+  coupled: bool = False
+
+  def counts(self, pending: int) -> Sequence[int]:
+    """Return what it may choose of so many pending tokens; -1: not even the last committed token is read."""
+    most = pending if self.most is None else min(pending, self.most)
+    return range(-1, most + 1) if self.varies else (most,)
 
   def of(self, networks: Sequence[Network]) -> 'Limit':
     """Return it with what it takes from the networks of the slots."""
     return self
-
-  def keeps_distribution(self, by_round: bool) -> bool | None:
-    """Tell whether the output follows the target however it chooses; None: that is not known."""
-    return None
-
-  def check_sampler(self, sampler: Sampler) -> None:
-    """Refuse a sampler that it cannot go with."""
 
   def __call__(self, context: Context, state: State) -> Array:
     raise NotImplementedError(f'{type(self).__name__} has no __call__(context, state).')
@@ -53,6 +51,7 @@ class First(Limit):
   n: int = static()
 
   reads = ()
+  told = Told.NOTHING
   varies = False
 
   def __str__(self):
@@ -61,9 +60,6 @@ class First(Limit):
   @property
   def most(self) -> int:
     return self.n
-
-  def keeps_distribution(self, by_round: bool) -> bool:
-    return True
 
   def __call__(self, context: Context, state: State) -> Array:
     return jnp.minimum(state.window.size, self.n)

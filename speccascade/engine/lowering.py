@@ -4,21 +4,21 @@ A method declares phases. `lower` derives what they must provide, in one place a
 be pending, how wide each call is, what a drafter has to catch up with, whose logits are stored.
 """
 
-from collections.abc import Callable, Sequence
-import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 import itertools
 from typing import TYPE_CHECKING
 
 from flax import struct
 
 from speccascade import stopping
-from speccascade.types import Network, static
+from speccascade.engine import law
+from speccascade.engine.facts import Notes, rounds_of, Row, Run
+from speccascade.types import Network, static, Told
 
 if TYPE_CHECKING:
   from speccascade.engine.method import Method
   from speccascade.engine.records import Record
   from speccascade.engine.state import Context, State
-  from speccascade.sampling import Sampler
 
 
 class Phase:
@@ -26,24 +26,29 @@ class Phase:
 
   Attributes:
     draws: How many tokens it may add to the window.
-    feeds: The slot of the model that it feeds, and the most pending tokens that it feeds it, None for all; None where
-      it feeds no model.
+    feeds: The slot of the model that it feeds, None where it feeds none.
     calls: How often it calls that model in a round.
     beyond: How many positions behind the last committed token it may write.
     reads: The slots whose logits it looks at; None for any.
     tests: The slots whose logits must be known for the tokens that it commits.
     adds_logits: The slots whose logits it adds up, so that a token that a model lacks needs one.
-    by_round: Whether the random numbers of a round are used in no other.
+    told: What it was told of drafted tokens when it decided about them; None: that is not known.
+    follows: Whether what it commits follows its target, if it was told no more than the law allows; None: not known.
+    redraws: Whether a token that was dropped may be drawn again from another distribution.
+    coupled: Whether it reads the noise of `Sampler(coupling='gumbel')`.
   """
 
   draws: int = 0
-  feeds: tuple[int, int | None] | None = None
+  feeds: int | None = None
   calls: int = 0
   beyond: int = 0
   reads: tuple[int, ...] | None = None
   tests: tuple[int, ...] = ()
   adds_logits: tuple[int, ...] = ()
-  by_round: bool = False
+  told: Told | None = None
+  follows: bool | None = True
+  redraws: bool = False
+  coupled: bool = False
 
   def parts(self) -> tuple['Phase', ...]:
     """Return the phases that it is made of, all the way down: itself, unless it runs others."""
@@ -61,22 +66,24 @@ class Phase:
     """Return it changed, or, where it runs others, with each of them changed."""
     return change(self)
 
-  def keeps_distribution(self, by_round: bool) -> bool | None:
-    """Tell whether what it commits or drops keeps the distribution of the target, with numbers by round or position.
-
-    None: that is not known, as of a phase that does not say it.
-    """
-    return None
-
-  def check_sampler(self, sampler: 'Sampler') -> None:
-    """Refuse a sampler that it cannot go with."""
-
   def of(self, networks: Sequence[Network]) -> 'Phase':
     """Return it with what it takes from the networks of the slots."""
     return self
 
-  def lowered(self, facts: 'Facts') -> 'Phase':
-    """Return it with what follows from the round that it is a part of."""
+  def facts(self, row: Row, notes: Notes) -> Iterable[Row]:
+    """Yield every row that may follow a row, as `__call__` changes it, and note what that needs."""
+    yield row.drafts(self.draws)
+
+  def run(self, run: Run, rows: set[Row], number: int) -> tuple[set[Row], int]:
+    """Return the rows after it, which has a number among all phases, and the number of the phase behind it."""
+    return {after for row in rows for after in self.facts(row, run.notes[number])}, number + 1
+
+  def lowered(self, notes: Notes) -> 'Phase':
+    """Return it with what follows from the rounds that it is a part of.
+
+    Raises:
+      ValueError: If it cannot do its work in a row that reaches it.
+    """
     return self
 
   def records(self, rows: int, positions: int) -> 'dict[str, Record]':
@@ -102,56 +109,6 @@ def mapped(change: Callable[[Phase], Phase], phases: Sequence[Phase]) -> tuple[P
 def rounds(phases: Sequence[Phase]) -> list[tuple[Phase, ...]]:
   """Return the phases of each round that there may be: of phases that take turns those of one branch."""
   return [sum(chosen, ()) for chosen in itertools.product(*(phase.rounds() for phase in phases))]
-
-
-@dataclasses.dataclass(frozen=True)
-class Facts:
-  """What is known of a round.
-
-  A model that scores k of the drafted tokens knows k + 1 distributions, a drafter as many as it draws. A round emits at
-  most what all models of its test know. What a model has not read of that comes on top in the next round.
-  """
-
-  phases: tuple[Phase, ...]  # all of them, flat
-  in_turn: bool  # whether one of several branches runs
-  policy: stopping.Policy
-
-  @property
-  def drafted(self) -> int:
-    """The most tokens that a round drafts."""
-    return sum(phase.draws for phase in self.phases)
-
-  @property
-  def window(self) -> int:
-    """W, the most tokens ever pending."""
-    return max(self.drafted, 1)
-
-  @property
-  def varies(self) -> bool:
-    """Whether drafts differ in length."""
-    return self.in_turn or self.policy.varies()
-
-  @property
-  def tested(self) -> set[int]:
-    """The slots whose logits a test needs."""
-    return {slot for phase in self.phases for slot in phase.tests}
-
-  def feeding(self, model: int) -> list[Phase]:
-    """Return the phases that feed a model."""
-    return [phase for phase in self.phases if phase.feeds is not None and phase.feeds[0] == model]
-
-  def known(self, model: int, drafted: int) -> int:
-    """Return how many distributions a model knows at most after a draft."""
-    fed = self.feeding(model)
-    scored = [phase.feeds[1] for phase in fed if not phase.draws]
-    if fed and not scored:  # a drafter
-      return drafted
-    most = scored[-1] if scored else 0
-    return (drafted if most is None else min(most, drafted)) + 1
-
-  def emitted(self, drafted: int) -> int:
-    """Return how many tokens a round commits at most after a draft."""
-    return min((self.known(m, drafted) for m in self.tested), default=1)
 
 
 @struct.dataclass
@@ -206,13 +163,14 @@ class Lowered:
 
 def lower(method: 'Method') -> Lowered:
   """Return a method as the loop runs it."""
-  parts = flat(method.phases)
-  branches = len(rounds(method.phases))
-  facts = Facts(parts, any(phase.parts() != (phase,) for phase in method.phases), method.policy)
-  phases = mapped(lambda phase: phase.lowered(facts), method.phases)
-  by_round = any(phase.by_round for phase in parts)
-  beyond = max(facts.window, *(phase.beyond for phase in flat(phases)))
-  return Lowered(phases, method.policy, method.slots, facts.window, beyond, by_round, branches)
+  found = rounds_of(method.phases, method.policy, len(method.slots))
+  notes = iter(found.notes)
+  phases = mapped(lambda phase: phase.lowered(next(notes)), method.phases)
+  parts = flat(phases)
+  beyond = max(found.window, *(phase.beyond for phase in parts))
+  return Lowered(
+    phases, method.policy, method.slots, found.window, beyond, law.by_round(method), len(rounds(method.phases))
+  )
 
 
 def cut(method: Lowered, drafters: Sequence[int]) -> tuple[Lowered, Lowered]:
@@ -227,7 +185,7 @@ def cut(method: Lowered, drafters: Sequence[int]) -> tuple[Lowered, Lowered]:
   if method.branches > 1:
     sides = drafters, [slot for slot in slots if slot not in drafters]
     return tuple(method.replace(phases=tuple(p.only(side) for p in method.phases)) for side in sides)
-  fed = [phase.feeds[0] if phase.feeds is not None else None for phase in method.phases]
+  fed = [phase.feeds for phase in method.phases]
   at = next(i for i, slot in enumerate(fed) if slot is not None and slot not in drafters)
   if any(slot in drafters for slot in fed[at:]):
     raise ValueError('it feeds a drafter after the verifier')

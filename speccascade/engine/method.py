@@ -13,6 +13,7 @@ import jax
 from jax import tree_util
 
 from speccascade import acceptance, rules, stopping
+from speccascade.engine import law
 from speccascade.engine.lowering import flat, lower, mapped, Phase, rounds
 from speccascade.engine.phases import Propose, Score, Verify
 from speccascade.types import Network, Rule, static
@@ -182,8 +183,10 @@ class Strategy:
     for choice in self.of_batches.values():
       if choice.origin is not None:
         choice.origin.check_sampler(sampler)
-    for phase in self.all_phases:
-      phase.check_sampler(sampler)
+      choice.check_law(sampler)
+
+  def check_law(self, sampler: Any):
+    """Refuse a sampler under which its output would not follow what it is said to follow."""
 
   def at(self, batch: int) -> 'Strategy':
     """Return the method for a batch of this size."""
@@ -227,19 +230,22 @@ class Method(Strategy):
 
   @property
   def keeps_distribution(self) -> bool | None:
-    phases = (phase.keeps_distribution(self.by_round) for phase in self.all_phases)
-    return _all([super().keeps_distribution, self.policy.exact, *phases])
+    return law.law(self).exact
 
   def of(self, networks: Sequence[Network]) -> 'Method':
     slots = [networks[m] for m in self.slots]
     method = self.replace(phases=mapped(lambda p: p.of(slots), self.phases))
-    if (misread := _misread(method, slots)) is not None:
+    if (misread := law.misread(method, slots)) is not None:
       slot, why = misread
       raise ValueError(
         f'{self.name} reads the distribution of model {self.slots[slot]}, {why}. Let the model draft beside those of '
         'the target, as in methods.speculative(rule, drafter=2).'
       )
     return method
+
+  def check_law(self, sampler: Any):
+    if (verdict := law.law(self, sampler)).refused:
+      raise ValueError(f'{verdict.why}.')
 
   @property
   def unnamed(self) -> 'Method':
@@ -267,7 +273,7 @@ class Method(Strategy):
   @property
   def by_round(self) -> bool:
     """Whether random numbers are keyed by round as well."""
-    return any(phase.by_round for phase in self.all_phases)
+    return law.by_round(self)
 
   @property
   def verifier_width(self) -> int:
@@ -283,26 +289,6 @@ class Method(Strategy):
     return [_calls(phases) for phases in rounds(lower(self).phases)]
 
 
-def _misread(method: Method, slots: Sequence[Network]) -> tuple[int, str] | None:
-  """Return a slot that is asked for a distribution which is none of the text before a token, and why; None: no slot is.
-
-  A network with masks has such distributions where it drafts, a head of all tokens that are pending.
-  """
-  drafters = [phase for phase in method.all_phases if isinstance(phase, Propose)]
-  asked = {slot for phase in method.all_phases if isinstance(phase, Verify) for slot in phase.reads or ()}
-  blind = {phase.model for phase in drafters if phase.mask_token is not None}
-  if blind and (blind & asked or method.about.accepts_all or method.takes_turns):
-    return min(blind), 'which drafts in one pass: that of a token does not know those before it'
-  tested = {slot for phase in method.all_phases for slot in phase.tests}
-  tested |= {phase.model for phase in drafters if method.about.accepts_all}
-  for slot in sorted(tested):
-    if slots[slot].remembers:
-      return slot, 'which remembers: that of a token is another after each text that ends'
-    if slots[slot].provisional and drafters:
-      return slot, 'a head: that of a drafted token is another once the verifier has read the tokens before it'
-  return None
-
-
 def _all(answers: Sequence[bool | None]) -> bool | None:
   """Return False where one is, else None where one is, else True."""
   return False if False in answers else None if None in answers else True
@@ -312,7 +298,7 @@ def _calls(phases: Sequence[Phase]) -> dict[int, int]:
   calls: dict[int, int] = {}
   for phase in phases:
     if phase.feeds is not None:
-      calls[phase.feeds[0]] = calls.get(phase.feeds[0], 0) + phase.calls
+      calls[phase.feeds] = calls.get(phase.feeds, 0) + phase.calls
   return calls
 
 

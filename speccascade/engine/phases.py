@@ -7,7 +7,7 @@ The `model` and `models` of a phase are slots of the method: slot s runs model `
 Axis letters: B batch, M models of a method, L new tokens, W window of pending tokens, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import functools
 
 from flax import struct
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from speccascade import acceptance, rules, sampling
 from speccascade.backends.ops import take, take1, with_column
+from speccascade.engine.facts import Notes, Row, Untested
 from speccascade.engine.feeding import (
   commit,
   draw,
@@ -29,11 +30,24 @@ from speccascade.engine.feeding import (
   store_from_slot,
 )
 from speccascade.engine.limits import Limit
-from speccascade.engine.lowering import Facts, flat, mapped, Phase, rounds
+from speccascade.engine.lowering import flat, mapped, Phase, rounds
 from speccascade.engine.records import Commit
 from speccascade.engine.state import Context, Fault, sampler_for_window, State
 from speccascade.models.packing import coarse_widths, fine_widths, MOST
-from speccascade.types import Array, Combiner, FINAL, iota, NEGATIVE, Network, of_logits, Rule, static, SUM, Window
+from speccascade.types import (
+  Array,
+  Combiner,
+  FINAL,
+  iota,
+  NEGATIVE,
+  Network,
+  of_logits,
+  Rule,
+  static,
+  SUM,
+  Told,
+  Window,
+)
 
 # ---- phases ----
 
@@ -62,38 +76,35 @@ class Score(Phase):
   def of(self, networks: Sequence[Network]) -> 'Score':
     return self if self.limit is None else self.replace(limit=self.limit.of(networks))
 
-  def check_sampler(self, sampler: sampling.Sampler) -> None:
-    if self.limit is not None:
-      self.limit.check_sampler(sampler)
-
   @property
-  def feeds(self) -> tuple[int, int | None]:
-    return self.model, None if self.limit is None else self.limit.most
+  def feeds(self) -> int:
+    return self.model
 
   @property
   def reads(self) -> tuple[int, ...] | None:
     return () if self.limit is None else self.limit.reads
 
   @property
-  def by_round(self) -> bool:
-    return self.limit is not None and self.limit.compares
+  def told(self) -> Told | None:
+    return Told.NOTHING if self.limit is None else self.limit.told
 
-  def keeps_distribution(self, by_round: bool) -> bool | None:
-    return True if self.limit is None else self.limit.keeps_distribution(by_round)
+  @property
+  def coupled(self) -> bool:
+    return self.limit is not None and self.limit.coupled
 
-  def lowered(self, facts: Facts) -> 'Score':
-    known = facts.known(self.model, facts.drafted)
-    emitted = facts.emitted(facts.drafted)
-    widest = facts.window + 1 if facts.in_turn else max(known, emitted)
+  def facts(self, row: Row, notes: Notes) -> Iterable[Row]:
+    for count in (row.pending,) if self.limit is None else self.limit.counts(row.pending):
+      notes.feeds(row, self.model, count)
+      after = row.reads(self.model, min(row.unread[self.model], -count))
+      yield after.chooses(notes.number, count) if self.limit is not None and self.limit.varies else after
+
+  def lowered(self, notes: Notes) -> 'Score':
+    most = notes.need
     if self.limit is not None and self.limit.fine:
-      widths = fine_widths(widest)
+      widths = fine_widths(most)
     else:
-      widths = coarse_widths(widest) if facts.varies else (widest,)
-    # A model of the test has read what was emitted, since no more is. Of any other a limit may leave tokens unread.
-    may_leave = self.limit is not None and self.limit.varies
-    reads_all = self.model in facts.tested or (not may_leave and known >= emitted)
-    alone = len(facts.feeding(self.model)) == 1  # what another phase of the round feeds it are pending tokens
-    return self.replace(widths=widths, aligned=not facts.in_turn and reads_all and alone)
+      widths = coarse_widths(most) if notes.varies else (most,)
+    return self.replace(widths=widths, aligned=notes.aligned)
 
   def __call__(self, context: Context, state: State) -> State:
     size = state.window.size
@@ -147,9 +158,10 @@ class Truncate(Phase):
   model: int = static()
 
   reads = ()
+  told = Told.NOTHING
 
-  def keeps_distribution(self, by_round: bool) -> bool:
-    return True
+  def facts(self, row: Row, notes: Notes) -> Iterable[Row]:
+    yield row.forgets(min(row.pending, max(-row.unread[self.model], 0)))
 
   def __str__(self):
     return f'truncate({self.model})'
@@ -173,8 +185,7 @@ class Wait(Phase):
   def reads(self) -> tuple[int, ...]:
     return (self.model,)
 
-  def keeps_distribution(self, by_round: bool) -> bool:
-    return True
+  told = Told.NOTHING
 
   def __call__(self, context: Context, state: State) -> State:
     tokens, _ = lax.optimization_barrier((state.tokens, state.window.logits[self.model][0, 0, 0]))
@@ -201,6 +212,7 @@ class Propose(Phase):
   catch_up: int = static(default=1)
   mask_token: int | None = static(default=None)
   provisional: bool = static(default=False)
+  remembers: bool = static(default=False)
 
   def __str__(self):
     return f'propose({self.model}, {self.n}{"" if self.mask_token is None else " in one pass"})'
@@ -209,12 +221,11 @@ class Propose(Phase):
   def draws(self) -> int:
     return self.n
 
-  def keeps_distribution(self, by_round: bool) -> bool:
-    return True
+  told = Told.NOTHING
 
   @property
-  def feeds(self) -> tuple[int, int | None]:
-    return self.model, None
+  def feeds(self) -> int:
+    return self.model
 
   @property
   def calls(self) -> int:
@@ -237,13 +248,43 @@ class Propose(Phase):
 
   def of(self, networks: Sequence[Network]) -> 'Propose':
     network = networks[self.model]
-    return self.replace(mask_token=network.mask_token, provisional=network.provisional)
+    facts = {name: getattr(network, name) for name in ('mask_token', 'provisional', 'remembers')}
+    return self.replace(**facts)
 
-  def lowered(self, facts: Facts) -> 'Propose':
-    if self.provisional or self.mask_token is not None:
-      return self.replace(catch_up=facts.emitted(self.n))
-    drafts = range(self.n + 1) if facts.varies else [self.n]
-    return self.replace(catch_up=0 if facts.in_turn else 1 + max(0, *(facts.emitted(n) - n for n in drafts)))
+  def facts(self, row: Row, notes: Notes) -> Iterable[Row]:
+    unread = row.unread[self.model]
+    knows = unread == -row.pending
+    notes.knows |= knows
+    sits_out = not knows and (notes.goes_on or row.pending > 0)
+    if sits_out or row.closed:
+      yield row
+    if sits_out:
+      return
+    notes.needs.add(max(unread, 0))
+    varies = notes.policy.varies()
+    for count in range(self.n + 1):
+      for closed in (False, True):
+        if (count == self.n or varies) if not closed else count > 0:
+          notes.drafted = max(notes.drafted, count)
+          # The last token that was drawn is not fed, but where the policy ended the draft before another.
+          for read in {count, max(count - 1, 0)} if varies and not closed else {max(count - 1, 0)}:
+            read = 0 if self.reads_again else row.pending + read
+            yield row.reads(self.model, -read).drafts(count, closed)
+
+  def lowered(self, notes: Notes) -> 'Propose':
+    if not notes.drafted or notes.goes_on and self.reads_again:
+      unread = f'tokens that slot {self.model} has not read; put score({self.model}) before it'
+      raise ValueError(f'{self} drafts behind {unread}.')
+    return self.replace(catch_up=0 if notes.goes_on else notes.need)
+
+  @property
+  def redraws(self) -> bool:
+    return self.reads_again or self.remembers
+
+  @property
+  def reads_again(self) -> bool:
+    """Whether the model has to read the drafted tokens again once they are committed."""
+    return self.provisional or self.mask_token is not None
 
   def __call__(self, context: Context, state: State) -> State:
     budget = context.policy.length(state.policy, self.n)
@@ -269,7 +310,7 @@ class Propose(Phase):
       last, _, state = lax.while_loop(lambda carry: carry[1].any(), turn, carry)
     drafted = state.window.size - before.window.size
     fed = state.fed[:, self.model] - before.fed[:, self.model]
-    state = self._reads_again(state) if self.provisional else state
+    state = self._forgotten(state) if self.provisional else state
     return state.charge(self.model, drafted=drafted, calls=fed, positions=fed, computed=last - first)
 
   def _in_one_pass(self, context: Context, state: State, budget: Array | int) -> State:
@@ -280,7 +321,7 @@ class Propose(Phase):
     need = jnp.where(state.active, unread + self.n - 1, 0)
     width = self.catch_up + self.n - 1
     state, logits = feed(context, state, m, width, need, mask_token=self.mask_token)
-    state = self._reads_again(state)
+    state = self._forgotten(state)
     logits = take(logits, jnp.clip(unread[:, None] - 1 + iota(self.n), 0, width - 1))
 
     def turn(i, carry):
@@ -297,7 +338,7 @@ class Propose(Phase):
     drafted = state.window.size - before.window.size
     return state.charge(m, drafted=drafted, calls=called, positions=need, computed=width)
 
-  def _reads_again(self, state: State) -> State:
+  def _forgotten(self, state: State) -> State:
     """Return a state in which the model has read what is committed, and nothing behind it."""
     fed = jnp.where(state.active, state.length, state.fed[:, self.model])
     return state.replace(fed=with_column(state.fed, self.model, fed))
@@ -375,12 +416,25 @@ class Verify(Phase):
     return self.models if rules.declaration(self.combiner).adds_logits else ()
 
   @property
-  def by_round(self) -> bool:
-    return acceptance.declaration(self.accept).by_round
+  def told(self) -> Told | None:
+    told = acceptance.declaration(self.accept).told
+    return told if told is None or not rules.declaration(self.combiner).by_slot else told | Told.PLACE
 
-  def keeps_distribution(self, by_round: bool) -> bool | None:
-    # What a rule by slot decides depends on where drafts begin.
-    return False if rules.declaration(self.combiner).by_slot else acceptance.declaration(self.accept).exact
+  @property
+  def follows(self) -> bool | None:
+    return acceptance.declaration(self.accept).exact
+
+  def facts(self, row: Row, notes: Notes) -> Iterable[Row]:
+    known = 1 - max(row.unread[m] for m in self.models)
+    tested = max(min(row.pending, known), 0)
+    for accepted in range(tested):
+      yield row.commits(accepted, 1)
+    if row.closed and tested == row.pending:
+      return  # the text has ended
+    more = int(known > row.pending)
+    if row.dropped or tested < row.pending:
+      notes.untested |= {Untested(number, tested - count, bool(more)) for number, count in row.chosen}
+    yield row.commits(tested, more, self.keep)
 
   def __call__(self, context: Context, state: State) -> State:
     w = drawn_window(state)
@@ -473,10 +527,18 @@ class Alternate(Phase):
     return [some for branch in self.branches for some in rounds(branch)]
 
   def only(self, slots):
-    fed = [{phase.feeds[0] for phase in flat(branch) if phase.feeds is not None} for branch in self.branches]
+    fed = [{phase.feeds for phase in flat(branch) if phase.feeds is not None} for branch in self.branches]
     if mixed := [some for some in fed if some & {*slots} and some - {*slots}]:
       raise ValueError(f'it feeds the models {sorted(mixed[0])} in one turn')
     return self.replace(branches=tuple(b if f <= {*slots} else () for b, f in zip(self.branches, fed, strict=True)))
+
+  def run(self, run, rows, number):
+    after = set(rows)  # a row waits where most want another turn
+    for turn, branch in enumerate(self.branches):
+      mine = {row for row in rows if max(range(len(row.unread)), key=lambda m: row.unread[m]) == turn}
+      ran, number = run.through(branch, mine, number)
+      after |= ran
+    return after, number
 
   def mapped(self, change):
     return self.replace(branches=tuple(mapped(change, branch) for branch in self.branches))
@@ -498,7 +560,7 @@ class Alternate(Phase):
 def run(phases: tuple[Phase, ...], context: Context, state: State) -> State:
   """Run phases one after another, each under its name in the compiled program."""
   for phase in phases:
-    slot = '' if phase.feeds is None else f'_{phase.feeds[0]}'
+    slot = '' if phase.feeds is None else f'_{phase.feeds}'
     with jax.named_scope(type(phase).__name__.lower() + slot):
       state = phase(context, state)
   return state

@@ -241,7 +241,7 @@ def collect(rows: Sequence[Row], *, keep_faults: bool = False) -> Decoded:
 def warn_of_silent_drafters(job: Job, rows: Sequence[Row]) -> None:
   """Warn of drafters that drafted no token, where their parameters are why: the text is the verifier's all the same."""
   method = job.method.at(job.size)
-  drafters = {method.slots[phase.feeds[0]] for phase in method.all_phases if phase.draws and phase.feeds is not None}
+  drafters = {method.slots[phase.feeds] for phase in method.all_phases if phase.draws and phase.feeds is not None}
   if not drafters or any(np.sum(row.stats['drafted']) for row in rows):
     return
   for number in sorted(drafters):

@@ -59,14 +59,14 @@ def _unknown(method: Method) -> str | None:
   for phase in phases:
     if isinstance(phase, Score) and not isinstance(phase.limit, Limit | None):
       return f'limit={rules.name_of(phase.limit)} is no limit; it is a subclass of speccascade.engine.limits.Limit'
-    named = {*(() if phase.feeds is None else phase.feeds[:1]), *(phase.reads or ()), *phase.tests}
+    named = {*(() if phase.feeds is None else (phase.feeds,)), *(phase.reads or ()), *phase.tests}
     if out := sorted(s for s in named if not 0 <= s < len(method.slots)):
       return f'{phase} names slot {out[0]}, and slots={method.slots} has 0 … {len(method.slots) - 1}'
   if not any(phase.tests for phase in phases):
     return 'none of its phases is a Verify, so that no token is ever committed; end the round in one'
   if any(sum(p.draws > 0 for p in some) > 1 for some in rounds(method.phases)):
     return 'two of its phases are Propose, and one model drafts in a round; give each a branch of Alternate'
-  fed = {phase.feeds[0] for phase in phases if phase.feeds is not None}
+  fed = {phase.feeds for phase in phases}
   for phase in phases:
     if missing := [slot for slot in phase.tests if slot not in fed]:
       return f'{phase} waits for slot {missing[0]}, which no Score or Propose feeds'

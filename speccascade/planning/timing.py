@@ -22,7 +22,7 @@ from speccascade.engine.loop import positions, prefilled
 from speccascade.engine.method import Method
 from speccascade.host import multihost
 from speccascade.models.packing import Packing
-from speccascade.types import Array, Model, Network, Prompt
+from speccascade.types import Array, Model, Network, Prompt, Told
 
 STEPS = 32  # the most passes in one loop on the device, where nothing else is given
 ENOUGH = 0.2  # seconds that a loop should take, where fewer passes do
@@ -91,7 +91,7 @@ def forced(rate: float | None) -> Callable:
   return functools.partial(_forced, rate=-1.0 if rate is None else rate)
 
 
-@acceptance.acceptor(reads=(), by_round=False)  # so that what is timed is the program that decodes
+@acceptance.acceptor(reads=(), told=Told.NOTHING)  # so that what is timed is the program that decodes
 def _forced(trial, *, rate):
   pi, q = acceptance.at_tokens(trial)
   pi = jnp.where(rate < 0, pi, rate)

@@ -17,7 +17,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import acceptance, sampling, stopping
+from speccascade import acceptance, stopping
 from speccascade.backends.ops import take
 from speccascade.engine.feeding import drawn_window
 from speccascade.engine.limits import Limit
@@ -25,7 +25,7 @@ from speccascade.engine.method import index_for
 from speccascade.engine.state import Context, sampler_for_window, State
 from speccascade.sv import predictors
 from speccascade.sv.predictors import Predictor
-from speccascade.types import Array, Carry, checked_int, FINAL, iota, Network, static
+from speccascade.types import Array, Carry, checked_int, FINAL, iota, static, Told
 
 ANY = 2**31 - 1  # rows that times of any batch are of
 COUNTS = ('tokens', 'accepted')  # what goodput counts: all that come out, or the drafted ones that are accepted
@@ -127,18 +127,14 @@ class Budget:
   """How many tokens of each row are verified. The base of every budget.
 
   Attributes:
-    looks_ahead: Whether it may decide on a token by what comes after it in its row, which one that does not say it may.
-    stale: Whether the choice is used in the round after that in which it was made.
+    told: What it decides on a token by, beside its chance and those before it; what does not say it is told everything.
     stops: Whether a draft ends behind a token whose chance is under its `threshold`.
     threshold: That chance; None where it does not stop.
-    by_row: Whether it takes each row by itself.
   """
 
-  looks_ahead = True
-  stale = False
+  told = Told.LATER | Told.OTHERS
   stops = False
   threshold = None
-  by_row = False
 
   def __call__(self, chances: Array, active: Array) -> Array:
     """Return how many tokens of each row to verify [B], by their chances [B, W], 0 of what there is not."""
@@ -172,8 +168,8 @@ class Goodput(Budget):
     return 'greedy ' * self.greedy + 'goodput' + ' of accepted tokens' * (self.counts == 'accepted')
 
   @property
-  def looks_ahead(self) -> bool:
-    return not self.greedy
+  def told(self) -> Told:
+    return Told.OTHERS if self.greedy else Told.LATER | Told.OTHERS
 
   def measured(self, latency, drafts, companion):
     latency = latency if self.latency is None else self.latency
@@ -201,9 +197,8 @@ class Causal(Budget):
 
   threshold: Array = 0.4
 
-  looks_ahead = False
+  told = Told.NOTHING
   stops = True
-  by_row = True
 
   def __post_init__(self):
     stopping.check_chance(self, 'threshold')
@@ -221,7 +216,7 @@ class TopK(Budget):
 
   k: int = static(default=2)
 
-  looks_ahead = False
+  told = Told.OTHERS
 
   def __post_init__(self):
     checked_int('TopK: k', self.k)
@@ -240,8 +235,7 @@ class Stale(Budget):
 
   budget: Budget
 
-  stale = True
-  looks_ahead = True  # the tokens that it looked at, and that were dropped, come again
+  told = Told.EARLIER | Told.OTHERS
 
   def __str__(self):
     return f'stale {self.budget}'
@@ -269,15 +263,13 @@ def check(budget: Any) -> Budget:
 class Scheduled(Limit):
   """Score as many tokens as a budget gives each row by what a predictor says; `spare` of its last are not scored.
 
-  With 1 to spare, the last that was drafted is only tested. `redrafts` tells of the drafter whether a token that was
-  dropped may be drafted again from another distribution: in one pass, from features of its own, by a memory that grows.
+  With 1 to spare, the last that was drafted is only tested.
   """
 
   predictor: Predictor
   budget: Budget
   most: int = static()
   spare: int = static(default=0)
-  redrafts: bool = static(default=False)
 
   fine = True  # its choice may go by what each number of tokens costs
 
@@ -300,39 +292,28 @@ class Scheduled(Limit):
     return Scheduling(self) if self.remembers or self.stops else stopping.Policy()
 
   @property
-  def compares(self) -> bool:
-    # A draft that is tested by numbers of its positions is the same, however much of it a round tests.
-    return not self.budget.by_row and (not self.spare or self.redrafts)
+  def told(self) -> Told:
+    return self.budget.told | (Told.TOKEN if self.predictor.declaration.drawn else Told.NOTHING)
+
+  @property
+  def coupled(self) -> bool:
+    return self.predictor.declaration.coupled
+
+  @property
+  def stale(self) -> bool:
+    """Whether a choice is used in the round after that in which it was made."""
+    return Told.EARLIER in self.budget.told
 
   @property
   def remembers(self) -> bool:
     """Whether something goes on from round to round."""
-    return self.predictor.fit.learns or self.budget.stale
+    return self.predictor.fit.learns or self.stale
 
-  def of(self, networks: Sequence[Network]) -> 'Scheduled':
-    drafter = networks[0]
-    return self.replace(redrafts=drafter.provisional or drafter.remembers or drafter.mask_token is not None)
-
-  def keeps_distribution(self, by_round: bool) -> bool:
-    """Tell it by the table of docs/methods/scheduled.md."""
-    if self.budget.stale:
-      return by_round or self.spare > 0
-    if self.spare:
-      return not by_round or not self.budget.looks_ahead
-    return not self.predictor.declaration.drawn and not self.budget.looks_ahead
-
-  def check_sampler(self, sampler: sampling.Sampler) -> None:
-    ahead = self.budget.looks_ahead and not self.budget.stale  # a stale choice is of numbers that come no more
-    if self.redrafts and self.spare and ahead and not sampler.greedy and sampler.coupling != 'gumbel':
-      raise ValueError(
-        f'{self} looks ahead at tokens that this drafter may draft again from another distribution, so that the output '
-        "would not follow the verifier; take Goodput(greedy=True), or decode with coupling='gumbel'."
-      )
-    if self.predictor.declaration.coupled and sampler.coupling != 'gumbel':
-      raise ValueError(f"{self.predictor.name} reads the noise of coupling='gumbel'; decode with it, or take margin.")
+  def counts(self, pending: int) -> Sequence[int]:
+    return range(max(min(pending - self.spare, self.most), 0) + 1)
 
   def __call__(self, context: Context, state: State) -> Array:
-    if not self.budget.stale:
+    if not self.stale:
       return self.choice(state)
     return jnp.minimum(state.policy.lengths, jnp.maximum(state.window.size - self.spare, 0))
 
@@ -361,7 +342,7 @@ class Scheduling(stopping.Policy):
 
   limit: Scheduled
 
-  exact = True  # or as the limit says
+  told = Told.NOTHING  # or what the limit says
 
   def init(self, rows):
     return Memory(self.limit.predictor.fit.init(rows), jnp.full(rows, self.limit.most, jnp.int32))
@@ -385,7 +366,7 @@ class Scheduling(stopping.Policy):
       signals = self.limit.predictor.signals(drafted(state, slot.size))
       at = (slot < tested[:, None]) & live[:, None]
       memory = memory.replace(fit=fit.update(memory.fit, at, slot < accepted[:, None], *signals))
-    if self.limit.budget.stale:
+    if self.limit.stale:
       memory = memory.replace(lengths=jnp.where(state.active, self.limit.choice(state), memory.lengths))
     return memory
 

@@ -21,6 +21,7 @@ from speccascade.check.cases import number
 from speccascade.engine import validate
 from speccascade.engine.lowering import Phase
 from speccascade.models import toy
+from speccascade.types import Told
 
 
 def average(q, p, *, alpha):
@@ -196,7 +197,7 @@ def of_two_tokens(monkeypatch, **declared):
   monkeypatch.setattr(enumeration, 'COUNT', 2)
   monkeypatch.setattr(enumeration, '_EMITTED', ('T = 1',))
 
-  @acceptance.acceptor(by_round=False, **declared)
+  @acceptance.acceptor(told=Told.NOTHING, **declared)
   def keeps_all(trial):
     return acceptance.everything(trial)
 

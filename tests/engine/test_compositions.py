@@ -11,6 +11,7 @@ from speccascade.check.enumeration import distance, lockstep_distribution
 from speccascade.engine.limits import First
 from speccascade.engine.phases import Propose, Score, Verify
 from speccascade.models import toy
+from speccascade.types import Told
 
 LARGE = toy.model(1, 3, scale=1.2, eos_ids=(2,))
 MODELS = [toy.model(2, 3, scale=0.8, near=LARGE, eos_ids=(2,)), LARGE]
@@ -40,7 +41,7 @@ def test_phases_in_another_order_emit_the_target(name):
   assert max(distance(found, expected)) < 1e-5
 
 
-@acceptance.acceptor(reads=(), by_round=False, exact=False)
+@acceptance.acceptor(reads=(), told=Told.NOTHING, exact=False)
 def too_many(trial):
   """Accept more tokens than are tested, where a test accepts all."""
   verdict, noise = acceptance.token_wise(trial)

@@ -23,7 +23,7 @@ def composition(method):
   """Return what a round of a method is made of."""
   phases = method.all_phases
   acceptors = [rules.name_of(phase.accept) for phase in phases if isinstance(phase, Verify)]
-  return method.by_round, *((type(p), p.reads, p.feeds and p.feeds[0]) for p in phases), *acceptors
+  return method.by_round, *((type(p), p.reads, p.feeds) for p in phases), *acceptors
 
 
 # A method of each composition at T = 1, a cascade under samplers, and what reads or draws in a way of its own.

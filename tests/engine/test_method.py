@@ -20,6 +20,7 @@ from speccascade.engine.phases import Alternate, Propose, Score, Verify
 from speccascade.models import toy
 from speccascade.planning import timing
 from speccascade.sv import predictors, verification
+from speccascade.types import Told
 
 LARGE = toy.model(0, 7, scale=1.5)
 MIDDLE, SMALL = (toy.model(i, 7, near=LARGE) for i in (1, 2))
@@ -219,7 +220,7 @@ def test_a_method_answers_whether_its_tokens_follow_a_distribution():
   assert not any(method.keeps_distribution for method in not_so)
 
 
-@acceptance.acceptor(reads=(), by_round=False)
+@acceptance.acceptor(reads=(), told=Told.NOTHING)
 def says_nothing(trial):
   return acceptance.token_wise(trial)
 

@@ -18,7 +18,7 @@ from speccascade.check.enumeration import distance
 from speccascade.engine import phases
 from speccascade.engine.loop import decode_batch
 from speccascade.engine.phases import Truncate
-from speccascade.types import DRAFT, FINAL, iota, Prompt
+from speccascade.types import DRAFT, FINAL, iota, Prompt, Told
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,8 @@ def late(name, method=None, rows=20_000):
 def with_accept(name, accept):
   """Return a method with another acceptor and the random numbers of its own."""
   method = METHODS[name][0]
-  return method.accepting(acceptance.acceptor(by_round=method.by_round)(lambda trial: accept(trial)))
+  declared = acceptance.acceptor(told=Told.LATER if method.by_round else Told.NOTHING)
+  return method.accepting(declared(lambda trial: accept(trial)))
 
 
 @pytest.mark.full
@@ -150,7 +151,7 @@ def test_discarding_a_token_for_what_it_is_is_caught():
 def test_one_key_for_two_rounds_of_block_verification_is_caught():
   # It drops tokens that it has looked at, so they may not be drawn again with the same number.
   name = 'block verification'
-  accept = acceptance.acceptor(reads=(), by_round=False)(lambda trial: acceptance.block(trial))
+  accept = acceptance.acceptor(reads=(), told=Told.NOTHING)(lambda trial: acceptance.block(trial))
   assert late(name, LATE[name][0].accepting(accept), 131_072) < FALSE_ALARM
 
 

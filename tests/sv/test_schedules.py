@@ -21,7 +21,7 @@ from speccascade.models import ngram, one_pass, toy
 from speccascade.sv import predictors
 from speccascade.sv.plans import Profile
 from speccascade.sv.verification import Budget, Causal, Goodput, Stale, TopK
-from speccascade.types import DRAFT, Model, Prompt, static
+from speccascade.types import DRAFT, Model, Prompt, static, Told
 
 TENTHS = 10
 
@@ -151,7 +151,7 @@ def before(draft):
 class One(Budget):
   """Verify one token if the last is likely to be accepted, none else."""
 
-  looks_ahead = True
+  told = Told.LATER | Told.OTHERS
 
   def __call__(self, chances, active):
     return jnp.int32(chances[:, -1] >= 0.5)

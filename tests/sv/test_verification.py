@@ -27,7 +27,7 @@ from speccascade.models.t5 import T5, T5Config
 from speccascade.sv import verification
 from speccascade.sv.plans import Profile
 from speccascade.sv.predictors import AcceptanceTable
-from speccascade.types import Model, Prompt
+from speccascade.types import Model, Prompt, Told
 
 COIN = toy.model(4, 2, scale=1.2)
 COMPANION = toy.model(6, 2, scale=0.6, near=COIN)
@@ -225,7 +225,7 @@ def test_packed_with_any_other_row_it_follows_the_distribution(name):
   assert off_by(EXACT[name], mates(4)) < 1e-5
 
 
-@acceptance.acceptor(reads=(), by_round=True)
+@acceptance.acceptor(reads=(), told=Told.LATER)
 def keyed_by_round(trial):
   """Accept each token in turn, by numbers of the round."""
   return acceptance.token_wise(trial)

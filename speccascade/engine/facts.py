@@ -1,0 +1,184 @@
+"""A round run on facts before it is run on arrays.
+
+Each phase does to a `Row`, some small integers, what its `__call__` does to arrays: `Phase.facts` yields every row
+that may follow. `rounds_of` runs the phases on all rows that a method can reach, until nothing new is reached. What a
+program needs (`engine.lowering`) and whether its output is exact (`engine.law`) is read off what the phases noted.
+"""
+
+from collections.abc import Iterable
+import dataclasses
+import functools
+from typing import NamedTuple, TYPE_CHECKING
+
+import jax
+
+if TYPE_CHECKING:
+  from speccascade.engine.lowering import Phase
+  from speccascade.stopping import Policy
+
+MOST = 1 << 18  # rows of a round; more are a mistake
+
+
+class Row(NamedTuple):
+  """A row between two phases, as far as it shapes the program; a row that has ended is none.
+
+  Attributes:
+    pending: How many drafted tokens are pending.
+    unread: By slot, how many committed tokens the model has not read; negative: how many pending ones it has read.
+    closed: Whether the last pending token ends the text, so that nothing follows it.
+    chosen: What limits have chosen in this round: the number of the phase, and how many pending tokens it let through.
+    dropped: How many drafted tokens were forgotten untested in this round.
+  """
+
+  pending: int
+  unread: tuple[int, ...]
+  closed: bool = False
+  chosen: tuple[tuple[int, int], ...] = ()
+  dropped: int = 0
+
+  def reads(self, model: int, unread: int) -> 'Row':
+    """Return the row after a model has read on, so that so many tokens are unread."""
+    return self._replace(unread=self.unread[:model] + (unread,) + self.unread[model + 1 :])
+
+  def chooses(self, limit: int, count: int) -> 'Row':
+    """Return the row after the limit of a phase, by its number, has let so many pending tokens through."""
+    return self._replace(chosen=(*self.chosen, (limit, count)))
+
+  def drafts(self, count: int, closed: bool = False) -> 'Row':
+    """Return the row with more tokens pending."""
+    return self._replace(pending=self.pending + count, closed=self.closed or closed)
+
+  def forgets(self, pending: int) -> 'Row':
+    """Return the row with the first pending tokens alone."""
+    dropped = self.pending - pending
+    return self._replace(pending=pending, closed=self.closed and not dropped, dropped=self.dropped + dropped)
+
+  def commits(self, accepted: int, more: int, keep: bool = False) -> 'Row':
+    """Return the row after `accepted` pending tokens and `more` were committed; the rest is dropped or kept pending."""
+    emitted = accepted + more
+    if keep and not more:
+      unread = tuple(n + accepted for n in self.unread)
+      return Row(self.pending - accepted, unread, self.closed)
+    # A model has read no token that was dropped, nor the last that was committed.
+    return Row(0, tuple(max(n + emitted, more, 1) for n in self.unread))
+
+
+class Untested(NamedTuple):
+  """A drafted token that a limit left untested, behind tokens that were all accepted."""
+
+  limit: int  # the number of the phase
+  ahead: int  # how many tokens more were tested than the limit had let through
+  replaced: bool  # whether a token of the target stands at its position; else one is drafted there again
+
+
+@dataclasses.dataclass
+class Notes:
+  """What is noted of a phase, over all rows that reach it.
+
+  Attributes:
+    number: The phase's number among all.
+    policy: The policy of the drafts.
+    goes_on: Whether it drafts where its model has read all tokens before it, so that other rows sit out.
+    needs: How many tokens its model has to read at once.
+    usual: The same without rows whose draft ended early because the text did.
+    slots: The slots of the window at which the logits of what it reads begin.
+    knows: Whether in some row its model has read all tokens before it, pending ones too.
+    drafted: The most tokens that it made pending.
+    untested: As of the class.
+  """
+
+  number: int
+  policy: 'Policy'
+  goes_on: bool = False
+  needs: set[int] = dataclasses.field(default_factory=set)
+  usual: set[int] = dataclasses.field(default_factory=set)
+  slots: set[int] = dataclasses.field(default_factory=set)
+  knows: bool = False
+  drafted: int = 0
+  untested: set[Untested] = dataclasses.field(default_factory=set)
+
+  @property
+  def need(self) -> int:
+    """The most tokens that its model has to read at once."""
+    return max(self.needs, default=0)
+
+  @property
+  def aligned(self) -> bool:
+    """Whether in every row the logits of what it reads begin at the start of the window."""
+    return self.slots <= {0}
+
+  @property
+  def varies(self) -> bool:
+    """Whether some rows need less than half of what others do."""
+    return bool(self.usual) and 2 * min(self.usual) < self.need
+
+  def feeds(self, row: Row, model: int, pending: int):
+    """Note that a model reads what is committed and so many pending tokens."""
+    if need := max(row.unread[model] + pending, 0):
+      self.needs.add(need)
+      self.slots.add(1 - row.unread[model])
+      if not row.closed:
+        self.usual.add(need)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+  """What was noted of all rounds: of each phase in order, and of all."""
+
+  notes: tuple[Notes, ...]
+  window: int  # the most tokens ever pending
+
+
+class Run:
+  """A run of phases on rows."""
+
+  def __init__(self, phases: 'Iterable[Phase]', policy: 'Policy', goes_on: frozenset[int]):
+    count = sum(len(phase.parts()) for phase in phases)
+    self.notes = tuple(Notes(i, policy, i in goes_on) for i in range(count))
+    self.window = 1
+
+  def through(self, phases: 'Iterable[Phase]', rows: set[Row], first: int = 0) -> tuple[set[Row], int]:
+    """Return the rows after phases of which the first has a number, and the number of the phase behind them."""
+    for phase in phases:
+      rows, first = phase.run(self, rows, first)
+      self.window = max([self.window, *(row.pending for row in rows)])
+      if len(rows) > MOST:
+        raise ValueError(f'{phase} leaves {len(rows)} kinds of rows: draft fewer tokens in a round.')
+    return rows, first
+
+
+def rounds_of(phases: 'tuple[Phase, ...]', policy: 'Policy', slots: int) -> Rounds:
+  """Return what is noted of all rounds of phases over so many slots."""
+  return _rounds(_Key(phases, policy, slots))
+
+
+class _Key:
+  """Phases by their structure: numbers that are traced change no fact."""
+
+  def __init__(self, *of):
+    self.of = of
+    self.structure = jax.tree.structure(of[:2]), *of[2:]
+
+  def __hash__(self):
+    return hash(self.structure)
+
+  def __eq__(self, other):
+    return self.structure == other.structure
+
+
+@functools.lru_cache(maxsize=1024)
+def _rounds(key: _Key) -> Rounds:
+  phases, policy, slots = key.of
+  goes_on: frozenset[int] = frozenset()
+  while True:
+    run = Run(phases, policy, goes_on)
+    reached: set[Row] = set()
+    new = {Row(0, (1,) * slots)}
+    while new:
+      reached |= new
+      rows, _ = run.through(phases, new)
+      new = {row._replace(chosen=(), dropped=0) for row in rows} - reached
+    found = frozenset(note.number for note in run.notes if note.goes_on or note.knows)
+    if found == goes_on:
+      return Rounds(run.notes, run.window)
+    goes_on = found
