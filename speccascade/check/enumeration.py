@@ -16,7 +16,7 @@ import numpy as np
 
 from speccascade import methods, rules, sampling
 from speccascade.check.cases import number
-from speccascade.engine import validate
+from speccascade.engine import law, validate
 from speccascade.engine.loop import decode_batch
 from speccascade.engine.method import Method, Strategy
 from speccascade.host.progress import Progress
@@ -255,7 +255,14 @@ def _check_method(method: Strategy, bar: Progress) -> list[Finding]:
     message = 'its tokens follow no distribution of one position: a verifier may rewrite what was written'
     return [Finding('emits one distribution', None, message)]
   findings = _of_distributions([('', combiner)], len(models), bar)
-  return [*findings, *(_emitted(method, bar) if all(f.ok for f in findings) else ())]
+  return [*findings, _judged(method), *(_emitted(method, bar) if all(f.ok for f in findings) else ())]
+
+
+def _judged(method: Strategy) -> Finding:
+  """Return what follows from what the parts of a method say of themselves."""
+  verdict = law.law(method)
+  message = verdict.why or 'no decision was told what would change the distribution'
+  return Finding('follows its target, as its parts say', verdict.exact or None, message)
 
 
 def _check_combiner(combiner: Callable, bar: Progress) -> Report:

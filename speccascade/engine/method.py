@@ -196,7 +196,8 @@ class Strategy:
     """Return the method for these models' networks, which say how each of them drafts.
 
     Raises:
-      ValueError: If a target needs a distribution that a model which drafts has not, given the text before a token.
+      ValueError: If a target needs a distribution that a model which drafts has not, given the text before a token, or
+        a phase comes behind one that keeps it from its work.
     """
     return self
 
@@ -241,6 +242,7 @@ class Method(Strategy):
         f'{self.name} reads the distribution of model {self.slots[slot]}, {why}. Let the model draft beside those of '
         'the target, as in methods.speculative(rule, drafter=2).'
       )
+    lower(method)  # which refuses a phase that cannot do its work
     return method
 
   def check_law(self, sampler: Any):

@@ -64,8 +64,6 @@ def _unknown(method: Method) -> str | None:
       return f'{phase} names slot {out[0]}, and slots={method.slots} has 0 … {len(method.slots) - 1}'
   if not any(phase.tests for phase in phases):
     return 'none of its phases is a Verify, so that no token is ever committed; end the round in one'
-  if any(sum(p.draws > 0 for p in some) > 1 for some in rounds(method.phases)):
-    return 'two of its phases are Propose, and one model drafts in a round; give each a branch of Alternate'
   fed = {phase.feeds for phase in phases}
   for phase in phases:
     if missing := [slot for slot in phase.tests if slot not in fed]:
