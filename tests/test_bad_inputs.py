@@ -47,11 +47,12 @@ from speccascade.checkpoints.hf import FAMILIES
 from speccascade.data import files
 from speccascade.decode import __main__ as decoding
 from speccascade.decode import scoring
+from speccascade.drafters import ngram
 from speccascade.engine.limits import Limit
 from speccascade.engine.phases import Alternate, Propose, Score, Verify
 from speccascade.evaluate import Checkpoint, config
 from speccascade.host import commands, gin_files, multihost
-from speccascade.models import ngram, toy
+from speccascade.models import toy
 from speccascade.models.t5 import T5, T5Config
 from speccascade.sv import predictors
 from speccascade.sv.plans import Profile

@@ -24,7 +24,8 @@ from speccascade import checkpoints, decode, methods, Sampler, sampling
 from speccascade.backends import Backend
 from speccascade.data import files
 from speccascade.decode.scoring import read
-from speccascade.models.base import Around, Base
+from speccascade.drafters.around import Around
+from speccascade.models.base import Base
 from speccascade.sv import predictors
 from speccascade.types import Array, Cache, Model, Params, Prompt
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from speccascade import decode, Decoded, methods, rules, sampling
 from speccascade.backends import sharding
+from speccascade.drafters import hidden, translation
 from speccascade.engine import inputs, requests
 from speccascade.engine.job import Job
 from speccascade.engine.method import Method
 from speccascade.host import multihost
-from speccascade.models import hidden, translation
 from speccascade.planning import cost_model, profiling, sv_model, timing
 from speccascade.planning.budget import Budget
 from speccascade.planning.cost_model import Costs

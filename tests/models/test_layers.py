@@ -11,9 +11,9 @@ import pytest
 from tiers import long_but
 
 from speccascade import backends
+from speccascade.drafters.layerskip import layerskip
 from speccascade.models import layers, rope
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
-from speccascade.models.layerskip import layerskip
 from speccascade.models.t5 import T5, T5Config, T5GemmaConfig
 from speccascade.types import Model, Prompt
 

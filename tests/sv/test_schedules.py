@@ -14,10 +14,11 @@ from tiers import long_but
 from speccascade import decode, methods, Request, Sampler, sampling, stopping
 from speccascade.backends.ops import take1
 from speccascade.check import enumeration
+from speccascade.drafters import ngram, one_pass
 from speccascade.engine.job import Job
 from speccascade.engine.limits import Limit
 from speccascade.engine.phases import Propose, Score
-from speccascade.models import ngram, one_pass, toy
+from speccascade.models import toy
 from speccascade.sv import predictors
 from speccascade.sv.plans import Profile
 from speccascade.sv.verification import Budget, Causal, Goodput, Stale, TopK
