@@ -427,7 +427,7 @@ def test_a_command_plans_and_another_decodes_by_it(tmp_path, capsys):
   assert command.main(run) == 1 and 'with temperature 0, not with temperature 1' in capsys.readouterr().err
   assert command.main([*run, '--temperature=0']) == 0
   assert len((tmp_path / 'out.jsonl').read_text().splitlines()) == 8
-  read = plans.digest_of([embedded.models()[0].tokenizer.encode(text) for text in texts])
+  read = planner.digest_of([embedded.models()[0].tokenizer.encode(text) for text in texts])
   assert plans.load(out).origin.data == f'in.jsonl, 8 prompts {read}'
 
 
