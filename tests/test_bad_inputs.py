@@ -791,7 +791,7 @@ COMMANDS = {
     (['my_rules_of_nowhere:mine'], 'my_rules_of_nowhere'),
     (['speccascade.rules:opt', '--alpha=x'], ('--alpha', "'x'")),
     (['--sampler=speccascade.rules:opt'], ('the sampler is called with (tokens, q, p, rng)', '(q, p')),
-    (['--sampler=speccascade.check.cases:AFTER'], ('the sampler is {2:', 'a function')),
+    (['--sampler=speccascade.check.sampler.cases:AFTER'], ('the sampler is {2:', 'a function')),
     (['--sampler=statistics:mean', '--rng=dice'], ('--rng', "'dice'")),
     (['--sampler=random:gammavariate', '--runs=0'], ('--runs', "'0'")),
     (['--samples={tmp}/file'], ('{tmp}/file, line 1', 'no JSON')),

@@ -69,6 +69,11 @@ def test_no_two_folders_import_each_other():
   assert not [name for name, others in above.items() if name in others]
 
 
+def test_the_check_of_samplers_needs_no_loop():
+  found = set().union(*(imports(path) for path in (PACKAGE / 'check' / 'sampler').glob('*.py')))
+  assert found == {'check', 'host', 'types'}
+
+
 def test_the_house_stays_small():
   folders = [p for p in PACKAGE.iterdir() if p.is_dir() and p.name != '__pycache__']
   assert len(folders) <= 17 and len(list(PACKAGE.glob('*.py'))) <= 12 and len(FLOORS) <= 10
