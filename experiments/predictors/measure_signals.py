@@ -35,7 +35,7 @@ TRIOS = {  # a folder of checkpoints, its models, and held-out prompts
   'multi30k': ('t5_multi30k', ('small', 'base', 'large'), 'multi30k/test_2016_flickr.en.gz'),
 }
 QUESTION = 'Question: {question}\nAnswer:'
-SIGNALS = {name: f for name, f in predictors.signals().items() if name != 'companion'}
+SIGNALS = {name: f for name, f in predictors.known().items() if name != 'companion'}
 COMPANIONS = {'companion': ('s', 'a'), 'S alone': ('s',), 'A alone': ('a',)}
 BLOCK = 7
 BINS = 8, 6  # of S, and of A in each

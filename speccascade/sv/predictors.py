@@ -294,35 +294,28 @@ def check(function: Any) -> None:
   if not callable(function) or isinstance(function, type) or not isinstance(declaration(function), Declaration):
     raise ValueError(
       f'predictor={rules.name_of(function) if callable(function) else repr(function)} is no signal; give one of '
-      f'{", ".join(signals())}, or a function of a Draft.'
+      f'{", ".join(known())}, or a function of a Draft.'
     )
 
 
 def check_declared(text: str) -> None:
   """Raise where a text names no declared signal of the package or of an imported module: a plan may name no other."""
   with names.as_data():
-    function = names.find(text, 'predictor', signals()).value
+    function = names.find(text, 'predictor', known()).value
   if not inspect.isfunction(function) or not isinstance(getattr(function, 'declaration', None), Declaration):
     raise ValueError(f'{text!r} names no declared signal, as a plan does; write @predictors.signal() above it.')
 
 
-def signals() -> dict[str, Callable]:
+def _known() -> dict[str, Callable]:
   """Return the signals of the package, by name."""
   return {name: x for name, x in globals().items() if inspect.isfunction(x) and hasattr(x, 'declaration')}
 
 
-def known() -> dict[str, Any]:
-  """Return the signals and fits of the package, by name."""
-  return signals() | {x.__name__: x for x in (AsIs, Logistic)}
-
-
-def find(text: str) -> Callable:
-  """Return the signal that a text names, as in margin or my_signals:mine."""
-  named = names.find(text, 'predictor', signals())
+def _made(named: names.Named) -> Callable:
+  """Return a signal with its numbers bound."""
   check(named.value)
   return named.made()
 
 
-def spelled(function: Callable) -> str:
-  """Return the text by which `find` returns a signal."""
-  return names.spelled(function, signals())
+_SIGNALS = names.Catalogue('predictor', _known, made=_made)
+known, find, spelled = _SIGNALS.known, _SIGNALS.find, _SIGNALS.spelled
