@@ -15,9 +15,7 @@ from speccascade import stopping
 from speccascade.types import Network, static
 
 if TYPE_CHECKING:
-  from speccascade.engine.method import Method
-  from speccascade.engine.records import Record
-  from speccascade.engine.state import Context, State
+  from speccascade.engine.state import Context, Record, State
   from speccascade.sampling import Sampler
 
 
@@ -204,8 +202,8 @@ class Lowered:
     return rows * self.branches if self.branches > 1 else 1
 
 
-def lower(method: 'Method') -> Lowered:
-  """Return a method as the loop runs it."""
+def lower(method) -> Lowered:
+  """Return a method, `method.Method`, as the loop runs it."""
   parts = flat(method.phases)
   branches = len(rounds(method.phases))
   facts = Facts(parts, any(phase.parts() != (phase,) for phase in method.phases), method.policy)

@@ -27,8 +27,8 @@ from speccascade.engine.loop import positions
 from speccascade.engine.lowering import Phase
 from speccascade.engine.method import About, Method
 from speccascade.engine.phases import Propose, Score, Verify
-from speccascade.engine.records import fresh_slots, Record
-from speccascade.engine.state import Context, State
+from speccascade.engine.records import fresh_slots
+from speccascade.engine.state import Context, Record, State
 from speccascade.host import multihost
 from speccascade.host.progress import Progress
 from speccascade.models import packing
