@@ -232,20 +232,10 @@ def bind(accept: Callable) -> Callable:
   return rules.bind(accept) if inside is not accept or inspect.isfunction(accept) else accept
 
 
-def known() -> dict[str, Callable]:
+def _known() -> dict[str, Callable]:
   """Return the acceptors of the package, by name."""
   return {name: x for name, x in globals().items() if callable(x) and hasattr(x, 'declaration')}
 
 
-def find(text: str) -> Callable:
-  """Return the acceptor that a text names, as in block or my_acceptors:mine(limit=2.0).
-
-  Raises:
-    ValueError: There is none of that name, or it does not take these arguments.
-  """
-  return bind(names.find(text, 'acceptor', known()).made())
-
-
-def spelled(accept: Callable) -> str:
-  """Return the text by which `find` returns an acceptor."""
-  return names.spelled(accept, known())
+_ACCEPTORS = names.Catalogue('acceptor', _known, made=lambda named: bind(named.made()))
+known, find, spelled = _ACCEPTORS.known, _ACCEPTORS.find, _ACCEPTORS.spelled

@@ -17,11 +17,12 @@ import sys
 import jax
 
 from speccascade.decode import options
+from speccascade.drafters import one_pass
+from speccascade.drafters.frequent import Frequent
 from speccascade.engine import validate
 from speccascade.host import commands, storage
 from speccascade.host.errors import first_line, out_of_memory, RunError
-from speccascade.models import one_pass, shapes
-from speccascade.models.frequent import Frequent
+from speccascade.models import shapes
 from speccascade.planning import aot, program_report
 from speccascade.types import checked_int
 

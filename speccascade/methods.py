@@ -569,38 +569,26 @@ def by_batch(choices: Mapping[int, Method]) -> Method | ByBatch:
 # ---- by name ----
 
 
-def known() -> dict[str, Callable[..., Strategy]]:
+def _known() -> dict[str, Callable[..., Strategy]]:
   """Return the functions of this module that make a method, by name."""
   made = {name: x for name, x in globals().items() if inspect.isfunction(x) and x.__module__ == __name__}
-  return {name: x for name, x in made.items() if not name.startswith('_') and x not in (known, find, spelled)}
+  return {name: x for name, x in made.items() if not name.startswith('_')}
 
 
-def find(text: str) -> functools.partial:
-  """Return the method that a text names, with the arguments that it gives; a call of what is returned makes it.
-
-  Rules, combiners, policies and acceptors are named inside arguments.
-
-  Raises:
-    ValueError: There is none of that name, or it does not take these arguments.
-
-  Example:
-    >>> print(methods.find('speculative(rule=opt(alpha=0.1), block=3)')())
-    propose(0, 4) · score(1, first 3) · verify(opt of (0, 1))
-  """
-  named = names.find(text, 'method', known(), _parts())
+def _made(named: names.Named) -> functools.partial:
+  """Return a function with its arguments; a call of what is returned makes the method."""
   if named.short or not inspect.isfunction(named.value):
-    raise ValueError(f'{text!r} names no function that makes a method; name one, as in speculative(block=3)')
+    raise ValueError(f'{named.text!r} names no function that makes a method; name one, as in speculative(block=3)')
   takes = inspect.signature(named.value).parameters
   if unknown := [name for name in named.arguments if name not in takes]:
     raise ValueError(f'{named.name} takes no {unknown[0]}; it takes {", ".join(takes) or "no argument"}')
   return functools.partial(named.value, **named.arguments)
 
 
-def spelled(make: functools.partial) -> str:
-  """Return the text by which `find` returns a method with its arguments."""
-  return names.spelled(make, known(), _parts())
-
-
 def _parts() -> dict[str, Any]:
   """Return what is named inside the arguments of a method."""
   return rules.known() | stopping.known() | acceptance.known() | verification.known()
+
+
+_METHODS = names.Catalogue('method', _known, _parts, _made)
+known, find, spelled = _METHODS.known, _METHODS.find, _METHODS.spelled

@@ -259,24 +259,14 @@ class MovingAverage(Policy):
     return jnp.where(live, seen, carry)
 
 
-def known() -> dict[str, type[Policy]]:
+def _known() -> dict[str, type[Policy]]:
   """Return the policies of the package, by name."""
   policies = {name: x for name, x in globals().items() if isinstance(x, type) and issubclass(x, Policy)}
   return {name: x for name, x in policies.items() if x.__module__ == __name__}
 
 
-def find(text: str) -> Policy:
-  """Return the policy that a text names, as in Heuristic(first=3) or my_policy:Entropy(limit=1.2).
-
-  Raises:
-    ValueError: There is none of that name, or it does not take these arguments.
-  """
-  return check(names.find(text, 'policy', known(), rules.known()).made())
-
-
-def spelled(policy: Policy) -> str:
-  """Return the text by which `find` returns a policy."""
-  return names.spelled(policy, known(), rules.known())
+_POLICIES = names.Catalogue('policy', _known, inner=rules.known, made=lambda named: check(named.made()))
+known, find, spelled = _POLICIES.known, _POLICIES.find, _POLICIES.spelled
 
 
 def check(policy: Any) -> Policy:

@@ -10,8 +10,9 @@ import reference
 from reference import RULES
 
 from speccascade import acceptance, methods, rules, Sampler, stopping
+from speccascade.drafters import one_pass, translated
 from speccascade.engine.phases import Verify
-from speccascade.models import one_pass, toy, translated
+from speccascade.models import toy
 from speccascade.sv.plans import Profile
 from speccascade.sv.predictors import AcceptanceTable
 

@@ -13,7 +13,7 @@ import numpy as np
 import scipy.stats
 
 from speccascade import rules
-from speccascade.models.translation import Translated
+from speccascade.drafters.translation import Translated
 from speccascade.types import Model
 
 

@@ -47,11 +47,12 @@ from speccascade.checkpoints.hf import FAMILIES
 from speccascade.data import files
 from speccascade.decode import __main__ as decoding
 from speccascade.decode import scoring
+from speccascade.drafters import ngram
 from speccascade.engine.limits import Limit
 from speccascade.engine.phases import Alternate, Propose, Score, Verify
 from speccascade.evaluate import Checkpoint, config
 from speccascade.host import commands, gin_files, multihost
-from speccascade.models import ngram, toy
+from speccascade.models import toy
 from speccascade.models.t5 import T5, T5Config
 from speccascade.sv import predictors
 from speccascade.sv.plans import Profile
@@ -790,7 +791,7 @@ COMMANDS = {
     (['my_rules_of_nowhere:mine'], 'my_rules_of_nowhere'),
     (['speccascade.rules:opt', '--alpha=x'], ('--alpha', "'x'")),
     (['--sampler=speccascade.rules:opt'], ('the sampler is called with (tokens, q, p, rng)', '(q, p')),
-    (['--sampler=speccascade.check.cases:AFTER'], ('the sampler is {2:', 'a function')),
+    (['--sampler=speccascade.check.sampler.cases:AFTER'], ('the sampler is {2:', 'a function')),
     (['--sampler=statistics:mean', '--rng=dice'], ('--rng', "'dice'")),
     (['--sampler=random:gammavariate', '--runs=0'], ('--runs', "'0'")),
     (['--samples={tmp}/file'], ('{tmp}/file, line 1', 'no JSON')),

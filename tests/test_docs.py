@@ -208,7 +208,7 @@ PUBLIC = [
   'stopping',
   'theory',
   'types',
-  *(f'models.{path.stem}' for path in sorted((PACKAGE / 'models').glob('[!_]*.py'))),
+  *(f'{p.parent.name}.{p.stem}' for d in ('models', 'drafters') for p in sorted((PACKAGE / d).glob('[!_]*.py'))),
 ]
 WITH_EXAMPLES = [path for path in sorted(PACKAGE.rglob('*.py')) if '>>> ' in path.read_text()]
 

@@ -16,9 +16,9 @@ from trained import lines, NAMES, NEW, prompts
 
 import speccascade
 from speccascade import acceptance, decode, methods, Request, rules, Sampler
+from speccascade.drafters.layerskip import layerskip
 from speccascade.engine.state import cache_slots
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
-from speccascade.models.layerskip import layerskip
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model
 

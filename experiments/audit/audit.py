@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import samplers
 
-from speccascade.check.cases import Case, cases
-from speccascade.check.samplers import check_sampler
+from speccascade.check.sampler import check_sampler
+from speccascade.check.sampler.cases import Case, cases
 
 LONG = Case(
   np.array([(0.6, 0.4), (0.3, 0.7), (0.8, 0.2), (0.1, 0.9)]), np.array([(0.9, 0.1), (0.6, 0.4), (0.5, 0.5)]), tokens=3

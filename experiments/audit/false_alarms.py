@@ -9,8 +9,8 @@ import sys
 from audit import LONG
 import numpy as np
 
-from speccascade.check.cases import Case, cases
-from speccascade.check.evidence import Bet, FALSE_ALARM
+from speccascade.check.sampler.cases import Case, cases
+from speccascade.check.sampler.evidence import Bet, FALSE_ALARM
 
 DRAWS, TOGETHER = 4000, 100
 

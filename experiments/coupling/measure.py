@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import decode, load, methods, Request, rules, Sampler, sampling, stopping
-from speccascade.models import ngram
+from speccascade.drafters import ngram
 
 OPT = functools.partial(rules.opt, alpha=0.1)
 TOKEN = functools.partial(rules.token_v3, alpha=0.3)

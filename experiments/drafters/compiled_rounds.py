@@ -10,11 +10,12 @@ import sys
 import jax
 
 from speccascade import methods, Sampler
+from speccascade.drafters import hidden, layerskip, one_pass
+from speccascade.drafters.eagle import Eagle, HeadConfig
+from speccascade.drafters.medusa import Medusa, MedusaConfig
 from speccascade.host import commands
-from speccascade.models import hidden, layerskip, one_pass, shapes
+from speccascade.models import shapes
 from speccascade.models.decoder import DecoderConfig, Span
-from speccascade.models.eagle import Eagle, HeadConfig
-from speccascade.models.medusa import Medusa, MedusaConfig
 from speccascade.planning import aot, program_report
 from speccascade.types import Model
 

@@ -20,8 +20,8 @@ import speccascade
 from speccascade import rules, Sampler
 from speccascade.backends.ops import take
 from speccascade.data import files
+from speccascade.drafters.medusa import Medusa
 from speccascade.evaluate import intervals
-from speccascade.models.medusa import Medusa
 from speccascade.train import forcing
 from speccascade.train.batches import collate
 

@@ -20,8 +20,8 @@ import numpy as np
 import speccascade
 from speccascade import decode, methods, rules, Sampler, stopping
 from speccascade.data import files
+from speccascade.drafters import layerskip, ngram
 from speccascade.evaluate import intervals
-from speccascade.models import layerskip, ngram
 
 BLOCK = 5
 PAIRS = {'multi30k': ('t5_multi30k', 'small', 'large'), 'sums': ('llama_sums', 'draft', 'target')}

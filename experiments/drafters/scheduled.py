@@ -28,6 +28,7 @@ from compiled_times import PassTimes, roofline  # noqa: E402
 import speccascade  # noqa: E402
 from speccascade import backends, decode, methods, Sampler  # noqa: E402
 from speccascade.models import packing, shapes  # noqa: E402
+from speccascade.planning import fitting  # noqa: E402
 from speccascade.sv import plans, predictors, verification  # noqa: E402
 
 SCHEDULES = ('fixed', *SIGNALS, 'drawn_q by place', *(f'{name}, causal' for name in SIGNALS))
@@ -43,10 +44,10 @@ def fit(seen: dict, name: str, half: int) -> tuple[predictors.Fit, np.ndarray]:
   at = at & (seen['text'] % 2 == half)[:, None]
   accept = np.float64(place < seen['leading'][:, None])[at]
   if signal is seen['margin']:
-    made = predictors.Logistic.fitted(accept, signal[at]).replace(rate=0.0)
+    made = fitting.curve(accept, signal[at]).replace(rate=0.0)
     return made, made.predict(signal.ravel()).reshape(at.shape)
   first, bins = (place, (MOST, 8)) if name.endswith('by place') else (signal, (1, 20))
-  made = predictors.AcceptanceTable.fitted(accept, first[at], signal[at], bins)
+  made = fitting.table(accept, first[at], signal[at], bins)
   return made, made.predict(first.ravel(), signal.ravel()).reshape(at.shape)
 
 

@@ -26,7 +26,7 @@ from speccascade import checkpoints, Sampler  # noqa: E402
 from speccascade.data import files  # noqa: E402
 from speccascade.evaluate.report.formats import markdown  # noqa: E402
 from speccascade.models import shapes  # noqa: E402
-from speccascade.planning import profiling, sv_model  # noqa: E402
+from speccascade.planning import fitting, profiling, sv_model  # noqa: E402
 from speccascade.sv import plans, predictors  # noqa: E402
 
 TRIOS = {  # a folder of checkpoints, its models, and held-out prompts
@@ -35,7 +35,7 @@ TRIOS = {  # a folder of checkpoints, its models, and held-out prompts
   'multi30k': ('t5_multi30k', ('small', 'base', 'large'), 'multi30k/test_2016_flickr.en.gz'),
 }
 QUESTION = 'Question: {question}\nAnswer:'
-SIGNALS = {name: f for name, f in predictors.signals().items() if name != 'companion'}
+SIGNALS = {name: f for name, f in predictors.known().items() if name != 'companion'}
 COMPANIONS = {'companion': ('s', 'a'), 'S alone': ('s',), 'A alone': ('a',)}
 BLOCK = 7
 BINS = 8, 6  # of S, and of A in each
@@ -71,9 +71,9 @@ def held_out(samples: Mapping[str, np.ndarray], name: str) -> np.ndarray:
   for side in (0, 1):
     accept, *seen = (x[half == side] for x in (samples['accept'], *signals))
     if name in ('margin', 'noisy_margin'):
-      made = predictors.Logistic.fitted(accept, *seen)
+      made = fitting.curve(accept, *seen)
     else:  # few tokens fill few bins
-      made = predictors.AcceptanceTable.fitted(accept, seen[0], seen[-1], BINS if len(seen) > 1 else (1, BINS[0]))
+      made = fitting.table(accept, seen[0], seen[-1], BINS if len(seen) > 1 else (1, BINS[0]))
     found[half != side] = made.predict(*(x[half != side] for x in signals))
   return found
 
@@ -84,7 +84,7 @@ def learned(samples: Mapping[str, np.ndarray], name: str, seed: int = 0) -> np.n
   drawn = np.random.default_rng(seed).random(samples['accept'].size) < samples['accept']
   found = np.zeros_like(samples['accept'])
   for side in (0, 1):
-    start = predictors.Logistic.fitted(samples['accept'][half == side], samples[name][half == side])
+    start = fitting.curve(samples['accept'][half == side], samples[name][half == side])
     for text in np.unique(samples['request'][half != side]):
       b, w = float(start.bias), float(start.slope)
       for i in np.flatnonzero(samples['request'] == text):

@@ -24,7 +24,9 @@ from speccascade import checkpoints, decode, methods, Sampler, sampling
 from speccascade.backends import Backend
 from speccascade.data import files
 from speccascade.decode.scoring import read
-from speccascade.models.base import Around, Base
+from speccascade.drafters.around import Around
+from speccascade.models.base import Base
+from speccascade.planning import fitting
 from speccascade.sv import predictors
 from speccascade.types import Array, Cache, Model, Params, Prompt
 
@@ -173,8 +175,8 @@ def best(
 
 def table(accept: np.ndarray, *signals: np.ndarray) -> Callable:
   """Return a table of one signal or two."""
-  bins = predictors.BINS if len(signals) > 1 else (1, predictors.BINS[0])
-  return predictors.AcceptanceTable.fitted(accept, signals[0], signals[-1], bins).predict
+  bins = fitting.BINS if len(signals) > 1 else (1, fitting.BINS[0])
+  return fitting.table(accept, signals[0], signals[-1], bins).predict
 
 
 def chances(samples: dict[str, np.ndarray], judged: int) -> dict[str, np.ndarray]:
@@ -185,7 +187,7 @@ def chances(samples: dict[str, np.ndarray], judged: int) -> dict[str, np.ndarray
   found = {}
   for name, fields in {'companion': ('s', 'a'), 'max q': ('max_q',), 'drawn q': ('drawn_q',)}.items():
     found[name] = table(known['accept'], *(known[x] for x in fields))(*(unseen[x] for x in fields))
-  margin = predictors.Logistic.fitted(known['accept'], known['margin'])
+  margin = fitting.curve(known['accept'], known['margin'])
   found['margin'] = margin.predict(unseen['margin'])
   logs = lambda x: np.stack([np.log(x['drawn_q']), np.log(x['max_q']), x['margin']], 1)
   sets = {

@@ -22,8 +22,9 @@ from speccascade import methods
 from speccascade.evaluate import config
 from speccascade.evaluate.report.formats import markdown
 from speccascade.planning import sv_model
+from speccascade.planning.fitting import edges
 from speccascade.sv import plans
-from speccascade.sv.predictors import AcceptanceTable, edges
+from speccascade.sv.predictors import AcceptanceTable
 
 Samples = Mapping[str, np.ndarray]
 

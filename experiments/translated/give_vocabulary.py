@@ -17,8 +17,8 @@ import numpy as np
 import speccascade
 from speccascade.checkpoints.hf import writer
 from speccascade.data import files, tokenizer_formats, tokenizers
+from speccascade.drafters import translation
 from speccascade.host import commands
-from speccascade.models import translation
 from speccascade.train import vocabulary
 from speccascade.types import Model
 

@@ -22,9 +22,9 @@ import numpy as np
 import speccascade
 from speccascade import decode, methods, Sampler
 from speccascade.data import tokenizer_formats
+from speccascade.drafters import translated, translation
 from speccascade.engine import inputs
 from speccascade.host import commands
-from speccascade.models import translated, translation
 from speccascade.types import Model, Prompt
 
 sys.path.insert(0, str(Path(__file__).parents[2] / 'tests'))

@@ -1,5 +1,4 @@
 """`speccascade.check` and its command: a package, so that its import leaves the function in its place."""
 
 from speccascade.check.enumeration import check
-from speccascade.check.samplers import check_sampler
-from speccascade.check.samples import check_samples
+from speccascade.check.sampler import check_sampler, check_samples

@@ -25,7 +25,8 @@ import sys
 from typing import Any
 
 from speccascade import acceptance, methods, rules, stopping
-from speccascade.check import enumeration, samplers, samples
+from speccascade.check import enumeration
+from speccascade.check.sampler import judge, samples
 from speccascade.engine.method import Strategy
 from speccascade.host import commands, names
 from speccascade.host.errors import RunError
@@ -45,7 +46,7 @@ def _parser() -> commands.Parser:
   parser.add_argument('--alpha', type=float, nargs='+', help='values of alpha to try (some of 0 … 0.9)')
   sampler = parser.add_argument_group('a sampler, or its samples')
   sampler.add_argument('--sampler', metavar='MODULE:NAME', help='a function that verifies drafted tokens')
-  sampler.add_argument('--rng', choices=samplers.RNGS, default='generator', help="what its rng is (numpy's generator)")
+  sampler.add_argument('--rng', choices=judge.RNGS, default='generator', help="what its rng is (numpy's generator)")
   sampler.add_argument('--drafts', action='store_true', help='it draws the draft itself: sampler(q, p, rng)')
   sampler.add_argument(
     '--runs', type=commands.count, default=20_000, help='of a case that cannot be enumerated (20000)'
@@ -68,7 +69,7 @@ def _run(args: argparse.Namespace) -> int:
     report = samples.check_file(args.samples)
   elif args.sampler is not None:
     function = names.find(args.sampler, 'sampler', {}).made()
-    report = samplers.check_sampler(function, rng=args.rng, drafts=args.drafts, rows=args.rows, runs=args.runs)
+    report = judge.check_sampler(function, rng=args.rng, drafts=args.drafts, rows=args.rows, runs=args.runs)
   else:
     report = enumeration.check(_value(args.what), args.alpha, progress=True)
   print(report)

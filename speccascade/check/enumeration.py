@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import methods, rules, sampling
-from speccascade.check.cases import number
+from speccascade.check.sampler.cases import number
 from speccascade.engine import law, validate
 from speccascade.engine.loop import decode_batch
 from speccascade.engine.method import Method, Strategy

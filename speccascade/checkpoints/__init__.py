@@ -16,9 +16,9 @@ from speccascade.checkpoints import digests, files, hf, orbax, stored, t5x
 from speccascade.checkpoints.hf.family import Family, family, Key
 from speccascade.data import files as data_files
 from speccascade.data import tokenizers
+from speccascade.drafters import frequent, frequent_tokens, layerskip
 from speccascade.host import storage
 from speccascade.host.errors import first_line, known_as
-from speccascade.models import frequent, frequent_tokens, layerskip
 from speccascade.types import check_bits, Model, named_apart
 
 MTP = 'mtp'
@@ -54,7 +54,7 @@ def load(
     path: Folder, hub id, or address in a bucket, as gs://…, of which a copy is cached on this machine. With @4 at its
       end it is the first four layers of that model; `load_all` lets them share the arrays of the complete model. With
       @mtp it is the model's layer of multi-token prediction, a head; with @frequent=FILE it scores only the tokens that
-      occur in a text file (`models.frequent`).
+      occur in a text file (`drafters.frequent`).
     dtype: Float32, bfloat16 or float16. None is as stored, but float32 on a CPU, which computes many times slower with
       shorter numbers. Int8 is that of the weights alone, with a scale for each output; activations are as with None.
     scan: Stack the layers, so that one layer is compiled for all.

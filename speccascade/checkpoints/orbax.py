@@ -20,11 +20,11 @@ import numpy as np
 
 from speccascade.checkpoints import assemble, files, stored
 from speccascade.checkpoints.files import AGAIN, read_json
+from speccascade.drafters.eagle import Eagle, HeadConfig
+from speccascade.drafters.hidden import Head
+from speccascade.drafters.medusa import Medusa, MedusaConfig
 from speccascade.host import multihost, streams
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
-from speccascade.models.eagle import Eagle, HeadConfig
-from speccascade.models.hidden import Head
-from speccascade.models.medusa import Medusa, MedusaConfig
 from speccascade.models.rope import Rope
 from speccascade.models.t5 import T5, T5Config, T5GemmaConfig
 from speccascade.types import Model, Network, Params

@@ -181,7 +181,7 @@ def check_vocabularies(models: Sequence[Model]) -> int:
       raise ValueError(
         f'the vocabularies differ: id {i} is {expected[i]!r} in {first.name} ({first.tokenizer.path}) but '
         f'{pieces[i]!r} in {model.name} ({model.tokenizer.path}); decode with models that share a tokenizer, or '
-        'see a drafter through the tokens of the last model: models.translated(drafter, for_=large), or --translate'
+        'see a drafter through the tokens of the last model: drafters.translated(drafter, for_=large), or --translate'
       )
   return min([m.network.vocab_size for m in models] + [len(pieces) for _, pieces in known])
 

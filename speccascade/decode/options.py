@@ -7,10 +7,10 @@ import inspect
 from typing import Any
 
 from speccascade import acceptance, checkpoints, methods, rules, sampling, stopping
+from speccascade.drafters import translation
 from speccascade.engine.method import Strategy
 from speccascade.host import commands, names, storage
 from speccascade.host.errors import RunError
-from speccascade.models import translation
 from speccascade.types import Combiner, Model, Rule
 
 _METHODS = [name for name in methods.known() if name != 'by_batch']  # which takes other methods

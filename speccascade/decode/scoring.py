@@ -11,12 +11,12 @@ import numpy as np
 
 from speccascade import backends, rules, sampling
 from speccascade.backends import sharding
+from speccascade.drafters import hidden
 from speccascade.engine import inputs, loop
 from speccascade.engine.feeding import filled
 from speccascade.engine.job import Job
 from speccascade.engine.method import Strategy, Target
 from speccascade.host import multihost
-from speccascade.models import hidden
 from speccascade.types import Array, checked_int, Model, Prompt
 
 _CHUNK = 128  # positions of a pass, so that logits of long texts fit into memory

@@ -8,13 +8,13 @@ program needs (`engine.lowering`) and whether its output is exact (`engine.law`)
 from collections.abc import Iterable
 import dataclasses
 import functools
-from typing import NamedTuple, TYPE_CHECKING
+from typing import Any, NamedTuple
 
 import jax
 
-if TYPE_CHECKING:
-  from speccascade.engine.lowering import Phase
-  from speccascade.stopping import Policy
+from speccascade.stopping import Policy
+
+Phases = Iterable[Any]  # of `lowering.Phase`, which imports this
 
 MOST = 1 << 18  # rows of a round; more are a mistake
 
@@ -88,7 +88,7 @@ class Notes:
   """
 
   number: int
-  policy: 'Policy'
+  policy: Policy
   goes_on: bool = False
   needs: set[int] = dataclasses.field(default_factory=set)
   usual: set[int] = dataclasses.field(default_factory=set)
@@ -132,12 +132,12 @@ class Rounds:
 class Run:
   """A run of phases on rows."""
 
-  def __init__(self, phases: 'Iterable[Phase]', policy: 'Policy', goes_on: frozenset[int]):
+  def __init__(self, phases: Phases, policy: Policy, goes_on: frozenset[int]):
     count = sum(len(phase.parts()) for phase in phases)
     self.notes = tuple(Notes(i, policy, i in goes_on) for i in range(count))
     self.window = 1
 
-  def through(self, phases: 'Iterable[Phase]', rows: set[Row], first: int = 0) -> tuple[set[Row], int]:
+  def through(self, phases: Phases, rows: set[Row], first: int = 0) -> tuple[set[Row], int]:
     """Return the rows after phases of which the first has a number, and the number of the phase behind them."""
     for phase in phases:
       rows, first = phase.run(self, rows, first)
@@ -147,7 +147,7 @@ class Run:
     return rows, first
 
 
-def rounds_of(phases: 'tuple[Phase, ...]', policy: 'Policy', slots: int) -> Rounds:
+def rounds_of(phases: Phases, policy: Policy, slots: int) -> Rounds:
   """Return what is noted of all rounds of phases over so many slots."""
   return _rounds(_Key(phases, policy, slots))
 

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 
 from speccascade.backends import ops, sharding
 from speccascade.backends.ops import take, with_column
-from speccascade.engine.records import Commit
-from speccascade.engine.state import Context, sampler_for_window, State
+from speccascade.engine.state import Commit, Context, sampler_for_window, State
 from speccascade.models.packing import Packing
 from speccascade.stopping import Draft
 from speccascade.types import Array, DRAFT, iota, Window

@@ -21,7 +21,7 @@ def vocabulary(models: Sequence[Model]) -> int:
     if other.network.vocab_size != first.network.vocab_size:
       raise ValueError(
         f'The models differ in vocabulary: {first.name} has {first.network.vocab_size} tokens, {other.name} '
-        f'{other.network.vocab_size}. Models of one run must share it: see models.translated(drafter, for_=large).'
+        f'{other.network.vocab_size}. Models of one run must share it: see drafters.translated(drafter, for_=large).'
       )
   return first.network.vocab_size
 

@@ -14,10 +14,10 @@ from jax._src import xla_bridge  # which has no public name for whether JAX has 
 
 from speccascade import sampling
 from speccascade.backends import sharding
+from speccascade.drafters import hidden
 from speccascade.engine import inputs, law, requests, validate
 from speccascade.engine.lowering import cut, lower
 from speccascade.engine.method import Strategy
-from speccascade.models import hidden
 from speccascade.types import check_bits, checked_int, Model, Network
 
 _FORKED: list[int] = []  # this process, where it was forked after JAX had started its threads

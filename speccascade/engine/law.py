@@ -14,16 +14,14 @@ How numbers are keyed follows from this; nothing declares it.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TYPE_CHECKING
+from typing import Any, NamedTuple
 
 from speccascade.engine.facts import rounds_of, Untested
-from speccascade.types import Told
+from speccascade.sampling import Sampler
+from speccascade.types import Model, Network, Told
 
-if TYPE_CHECKING:
-  from speccascade.engine.lowering import Phase
-  from speccascade.engine.method import Method
-  from speccascade.sampling import Sampler
-  from speccascade.types import Model, Network
+Method = Any  # `method.Method`, which imports this
+Phase = Any
 
 
 class Verdict(NamedTuple):
@@ -40,7 +38,7 @@ class Verdict(NamedTuple):
   refused: bool = False
 
 
-def law(method: 'Method', sampler: 'Sampler | None' = None) -> Verdict:
+def law(method: Method, sampler: Sampler | None = None) -> Verdict:
   """Return whether the output of a method follows its target, with a sampler or, without, at temperature 1."""
   gumbel = sampler is not None and sampler.coupling == 'gumbel'
   own = gumbel or sampler is not None and sampler.greedy  # the output is the target's own token
@@ -50,13 +48,13 @@ def law(method: 'Method', sampler: 'Sampler | None' = None) -> Verdict:
   return worst[0] if worst else Verdict(True)
 
 
-def by_round(method: 'Method') -> bool:
+def by_round(method: Method) -> bool:
   """Return whether random numbers are keyed by round, so that those of one round are used in no other."""
   tests = (phase.told for phase in method.all_phases if phase.tests)
   return any(told is None or Told.LATER in told for told in tests) or any(_comparing(method))
 
 
-def same_numbers(method: 'Method', slots: 'Sequence[Model]') -> list[str]:
+def same_numbers(method: Method, slots: Sequence[Model]) -> list[str]:
   """Return why two rows may not have the same random numbers: what these made of one decides about the other."""
   some = [f'{model.name} drafts one from the text of another' for model in slots if model.network.remembers]
   if law(method).exact is not False:
@@ -64,7 +62,7 @@ def same_numbers(method: 'Method', slots: 'Sequence[Model]') -> list[str]:
   return some
 
 
-def misread(method: 'Method', networks: 'Sequence[Network]') -> tuple[int, str] | None:
+def misread(method: Method, networks: Sequence[Network]) -> tuple[int, str] | None:
   """Return a slot that is asked for a distribution which is none of the text before a token, and why; None: no slot is.
 
   A network with masks has such distributions where it drafts, a head of all tokens that are pending.
@@ -84,7 +82,7 @@ def misread(method: 'Method', networks: 'Sequence[Network]') -> tuple[int, str] 
   return None
 
 
-def _parts(method: 'Method') -> Iterator[Verdict]:
+def _parts(method: Method) -> Iterator[Verdict]:
   """Yield what each part keeps from being exact, or known, by itself."""
   if method.target[1] is None:
     yield Verdict(False, 'no combination of models describes its output')
@@ -99,14 +97,14 @@ def _parts(method: 'Method') -> Iterator[Verdict]:
       yield Verdict(False, f'{phase} decides by the place of a token in its draft')
 
 
-def _uncoupled(method: 'Method') -> Iterator[Verdict]:
+def _uncoupled(method: Method) -> Iterator[Verdict]:
   """Yield what needs one noise for both models."""
   for phase in method.all_phases:
     if phase.coupled:
       yield Verdict(False, f"{phase} reads the noise of coupling='gumbel'; decode with it, or take margin", True)
 
 
-def _choices(method: 'Method') -> Iterator[Verdict]:
+def _choices(method: Method) -> Iterator[Verdict]:
   """Yield what choices of how much of a draft is tested keep from being exact."""
   for phase, left in _untested(method):
     again = _comes_again(method, left)
@@ -125,14 +123,14 @@ def _choices(method: 'Method') -> Iterator[Verdict]:
       yield Verdict(False, f'{phase.limit} {problem}, so that the output would not follow the verifier; {remedy}', True)
 
 
-def _comparing(method: 'Method') -> 'Iterator[Phase]':
+def _comparing(method: Method) -> Iterator[Phase]:
   """Yield the phases told by other rows, or an earlier round, of what may come again otherwise."""
   for phase, left in _untested(method):
     if phase.told & (Told.OTHERS | Told.EARLIER) and not _comes_again(method, left):
       yield phase
 
 
-def _untested(method: 'Method') -> 'Iterator[tuple[Phase, Untested]]':
+def _untested(method: Method) -> Iterator[tuple[Phase, Untested]]:
   """Yield each phase that chooses how much is tested, with what it may leave untested."""
   phases = method.all_phases
   found = set().union(*(notes.untested for notes in rounds_of(method.phases, method.policy, len(method.slots)).notes))
@@ -141,6 +139,6 @@ def _untested(method: 'Method') -> 'Iterator[tuple[Phase, Untested]]':
       yield phases[left.limit], left
 
 
-def _comes_again(method: 'Method', left: Untested) -> bool:
+def _comes_again(method: Method, left: Untested) -> bool:
   """Return whether an untested token is drawn again, by the same number from the same distribution."""
   return not left.replaced and not any(phase.redraws for phase in method.all_phases)

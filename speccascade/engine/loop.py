@@ -27,11 +27,12 @@ import numpy as np
 from speccascade import backends, sampling
 from speccascade.backends import Backend, ops, sharding
 from speccascade.engine import inputs, validate
+from speccascade.engine.initial import first_state
 from speccascade.engine.lowering import lower
 from speccascade.engine.method import Method
 from speccascade.engine.packed import pack
 from speccascade.engine.phases import run as run_phases
-from speccascade.engine.state import Arrays, cache_slots, Context, first_state, Limits, State
+from speccascade.engine.state import Arrays, cache_slots, Context, Limits, State
 from speccascade.types import Array, Cache, Model, Network, Prompt, STALLED
 
 FOREVER = np.iinfo(np.int32).max

@@ -16,9 +16,7 @@ from speccascade.engine.facts import Notes, rounds_of, Row, Run
 from speccascade.types import Network, static, Told
 
 if TYPE_CHECKING:
-  from speccascade.engine.method import Method
-  from speccascade.engine.records import Record
-  from speccascade.engine.state import Context, State
+  from speccascade.engine.state import Context, Record, State
 
 
 class Phase:
@@ -161,8 +159,8 @@ class Lowered:
     return rows * self.branches if self.branches > 1 else 1
 
 
-def lower(method: 'Method') -> Lowered:
-  """Return a method as the loop runs it."""
+def lower(method) -> Lowered:
+  """Return a method, `method.Method`, as the loop runs it."""
   found = rounds_of(method.phases, method.policy, len(method.slots))
   notes = iter(found.notes)
   phases = mapped(lambda phase: phase.lowered(next(notes)), method.phases)

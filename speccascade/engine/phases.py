@@ -31,8 +31,7 @@ from speccascade.engine.feeding import (
 )
 from speccascade.engine.limits import Limit
 from speccascade.engine.lowering import flat, mapped, Phase, rounds
-from speccascade.engine.records import Commit
-from speccascade.engine.state import Context, Fault, sampler_for_window, State
+from speccascade.engine.state import Commit, Context, Fault, sampler_for_window, State
 from speccascade.models.packing import coarse_widths, fine_widths, MOST
 from speccascade.types import (
   Array,

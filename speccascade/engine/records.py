@@ -6,8 +6,6 @@ penalties, 'logprobs' and 'top' where the caller asks for them, and those of its
 Axis letters: B batch, M models of a method, W window of pending tokens, T token buffer, V vocabulary, K likeliest.
 """
 
-from typing import Self, TYPE_CHECKING
-
 from flax import struct
 import jax
 from jax import lax
@@ -15,45 +13,8 @@ import jax.numpy as jnp
 
 from speccascade import sampling
 from speccascade.backends.ops import take
-from speccascade.types import Array, iota, static
-
-if TYPE_CHECKING:
-  from speccascade.engine.state import State
-
-
-@struct.dataclass
-class Commit:
-  """The outcome of a verification, by row: which tokens are committed, and how they came about."""
-
-  scored: Array  # [B] pending tokens that all models of the test have scored
-  tested: Array  # [B]
-  accepted: Array  # [B] so many of the pending tokens are committed
-  rejected: Array  # [B] whether a tested token was not accepted
-  more: Array  # [B] whether a token follows the accepted ones
-  token: Array  # [B] that token
-  deferred: Array | None  # [B, W+1] whether the rule deferred there; None where it makes no decision
-  judge: int = static()  # the slot of the last model of the test
-
-
-class Record:
-  """An array, or some, with rows on axis 0, that a commit may change. The base of every record.
-
-  Attributes:
-    for_host: Whether the host reads it.
-  """
-
-  for_host: bool = True
-
-  def after(self, state: 'State', commit: Commit, new: Array, emitted: Array) -> Self:
-    """Return the record after a commit.
-
-    Args:
-      state: The state before it.
-      commit: The outcome of the verification.
-      new: The new tokens [B, W+1].
-      emitted: How many of them are committed [B].
-    """
-    return self
+from speccascade.engine.state import Record
+from speccascade.types import Array, iota
 
 
 @struct.dataclass

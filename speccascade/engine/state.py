@@ -1,4 +1,4 @@
-"""The state that every phase reads and writes, and how it is before the first round.
+"""The state that every phase reads and writes.
 
 Axis letters: B batch, M models of a method, W window of pending tokens, V vocabulary, T token buffer, K stop tokens.
 
@@ -9,9 +9,7 @@ Every array of the state has the rows of the batch on axis 0. Three facts are tr
 """
 
 from collections.abc import Callable, Sequence
-import dataclasses
-import functools
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from flax import struct
 import jax
@@ -20,9 +18,7 @@ import jax.numpy as jnp
 from speccascade import sampling, stopping
 from speccascade.backends import Backend
 from speccascade.backends.ops import take
-from speccascade.engine.records import Emitted, LogProbs, Record, Seen, Top
-from speccascade.engine.stats import Counts
-from speccascade.types import Array, Cache, Carry, iota, Model, NO_FAULT, Prompt, Window
+from speccascade.types import Array, Cache, Carry, iota, Model, NO_FAULT, Prompt, static, Window
 
 
 @struct.dataclass
@@ -60,6 +56,41 @@ class Fault:
 
 
 @struct.dataclass
+class Commit:
+  """The outcome of a verification, by row: which tokens are committed, and how they came about."""
+
+  scored: Array  # [B] pending tokens that all models of the test have scored
+  tested: Array  # [B]
+  accepted: Array  # [B] so many of the pending tokens are committed
+  rejected: Array  # [B] whether a tested token was not accepted
+  more: Array  # [B] whether a token follows the accepted ones
+  token: Array  # [B] that token
+  deferred: Array | None  # [B, W+1] whether the rule deferred there; None where it makes no decision
+  judge: int = static()  # the slot of the last model of the test
+
+
+class Record:
+  """An array, or some, with rows on axis 0, that a commit may change. The base of every record.
+
+  Attributes:
+    for_host: Whether the host reads it.
+  """
+
+  for_host: bool = True
+
+  def after(self, state: 'State', commit: Commit, new: Array, emitted: Array) -> Self:
+    """Return the record after a commit.
+
+    Args:
+      state: The state before it.
+      commit: The outcome of the verification.
+      new: The new tokens [B, W+1].
+      emitted: How many of them are committed [B].
+    """
+    return self
+
+
+@struct.dataclass
 class State:
   """All that the decode loop carries."""
 
@@ -80,8 +111,8 @@ class State:
   records: dict[str, Record]  # of the committed tokens
 
   @property
-  def stats(self) -> Counts:
-    """What is counted."""
+  def stats(self) -> Record:
+    """What is counted, `stats.Counts`."""
     return self.records['stats']
 
   def charge(self, slot: int, **counts: Array | int) -> 'State':
@@ -125,97 +156,6 @@ def sampler_for_window(state: State, slots: int | None = None) -> sampling.Sampl
     None if seen is None else (before > 0) | seen.tokens[:, None],
     None if counts is None else before + counts.times[:, None],
   )
-
-
-# ---- before the first round ----
-
-
-def first_state(program, start, caches: tuple, rows: Arrays, noise: sampling.Noise | None = None) -> State:
-  """Return the state before the first round of rows whose prompts are in the caches, () where those are inserted later.
-
-  Without `noise` random numbers are keyed by row.
-  """
-  layout = program.backend.layout
-  tokens, length = _opening(program.networks[-1].start_id, rows.prompt, program.buffer)
-  if noise is None:
-    noise = sampling.noise.make(_key_data(rows.key), start.by_round, rows.sampler)
-  if isinstance(noise, sampling.Keyed):
-    noise = noise.replace(layout=layout)
-  batch = length.shape[0]
-  models = len(program.networks)
-  least = None if rows.limits.least is None else length + rows.limits.least
-  return State(
-    tokens=tokens,
-    length=length,
-    limit=length + rows.max_new,
-    done=~rows.real,
-    active=rows.real,
-    fed=jnp.tile(length[:, None] - 1, (1, models)),
-    caches=caches,
-    window=_window(program, start, batch, rows.sampler.greedy),
-    sampler=dataclasses.replace(jax.tree.map(jnp.asarray, rows.sampler), backend=program.backend),
-    limits=jax.tree.map(jnp.asarray, Limits(rows.limits.stop_ids, least, rows.limits.bias)),
-    noise=noise,
-    policy=start.policy.init(batch),
-    idle=jnp.zeros(batch, jnp.int32),
-    fault=Fault.none(batch),
-    records=_records(program, start, rows.sampler, tokens, length),
-  )
-
-
-def _records(program, start, sampler: sampling.Sampler, tokens: Array, length: Array) -> dict[str, Record]:
-  """Return what is recorded in rows that begin with these tokens [B, T]."""
-  batch, buffer = tokens.shape
-  models = len(program.networks)
-  records: dict[str, Record] = {'stats': Counts.zeros(batch, models, start.window, buffer)}
-  if sampler.repeats:
-    none = jnp.zeros((batch, program.vocab), bool)
-    records['seen'] = Seen(none.at[jnp.arange(batch)[:, None], tokens].max(iota(buffer) < length[:, None]))
-  if sampler.counting:
-    records['counts'] = Emitted(jnp.zeros((batch, program.vocab), jnp.int32))
-  if program.trace:
-    records['logprobs'] = LogProbs(jnp.full((batch, models, buffer), jnp.nan))
-  if program.top:
-    shape = (batch, buffer, program.top)
-    records['top'] = Top(jnp.zeros(shape, jnp.int32), jnp.full(shape, jnp.nan))
-  for phase in start.recorders:
-    records |= phase.records(batch, buffer)
-  return records
-
-
-def _window(program, start, batch: int, greedy: bool) -> Window:
-  shape = (batch, start.window + 1, program.vocab)
-  read = {*(range(len(program.networks)) if program.trace else start.logits_read)} & {*program.shown}
-  return Window(
-    size=jnp.zeros(batch, jnp.int32),
-    probs=None if greedy or not program.drafts else jnp.zeros((batch, start.window, program.vocab)),
-    source=jnp.zeros((batch, start.window), jnp.int32),
-    logits=tuple(jnp.zeros(shape) if slot in read else None for slot in range(len(program.networks))),
-    vocab=program.vocab,
-  )
-
-
-def _opening(start_id: int | None, prompt: Prompt, buffer: int) -> tuple[Array, Array]:
-  """Return the token buffer [B, T] and the committed length: the prompt, or an encoder–decoder's start token."""
-  rows, width = prompt.tokens.shape
-  if start_id is None:
-    return jnp.pad(prompt.tokens, ((0, 0), (0, buffer - width))), jnp.asarray(prompt.length)
-  return jnp.full((rows, buffer), start_id, jnp.int32), jnp.ones(rows, jnp.int32)
-
-
-def _key_data(keys: Array) -> Array:
-  """Return the key data [B, 2] of rows keyed by [B, 4]: seed, stream, example and sample.
-
-  It is that of `jax.random`: the key of the seed, with the other numbers folded in, a sample of 0 left out.
-  """
-  seed, stream, example, sample = jnp.asarray(keys).T
-  zero = jnp.zeros_like(seed)
-  words = functools.reduce(lambda key, x: sampling.noise.hashed(key, (zero, x)), (stream, example), (zero, seed))
-  again = sampling.noise.hashed(words, (zero, sample))
-  return jnp.stack([jnp.where(sample > 0, x, y) for x, y in zip(again, words, strict=True)], 1)
-
-
-# ---- models that share a cache ----
 
 
 def cache_slots(slots: Sequence[Model]) -> tuple[int, ...]:

@@ -6,18 +6,16 @@ the host. Nothing after the end of a row is counted, except in `computed`.
 Axis letters: B batch, M models of a method, W window of pending tokens, T token buffer, V vocabulary.
 """
 
-from typing import Any, TYPE_CHECKING
+from typing import Any
 
 from flax import struct
 import jax.numpy as jnp
 import numpy as np
 
 from speccascade.backends.ops import take, with_column
-from speccascade.engine.records import Commit, fresh_slots, Record
+from speccascade.engine.records import fresh_slots
+from speccascade.engine.state import Commit, Record, State
 from speccascade.types import Array, BONUS, iota, NO_SOURCE, RESIDUAL
-
-if TYPE_CHECKING:
-  from speccascade.engine.state import State
 
 PER_MODEL = ('calls', 'positions', 'computed', 'drafted')  # statistics with an axis of models
 
@@ -61,7 +59,7 @@ class Counts(Record):
     added = {name: with_column(x := getattr(self, name), slot, x[:, slot] + n) for name, n in counts.items()}
     return self.replace(**added)
 
-  def after(self, state: 'State', commit: Commit, new: Array, emitted: Array) -> 'Counts':
+  def after(self, state: State, commit: Commit, new: Array, emitted: Array) -> 'Counts':
     drawn = jnp.where(commit.rejected, RESIDUAL, BONUS)[:, None]
     drafted = jnp.pad(state.window.source, ((0, 0), (0, 1)))  # [B, W+1]
     origin = jnp.where(iota(drafted.shape[1]) < commit.accepted[:, None], drafted, drawn)

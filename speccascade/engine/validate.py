@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterator
 import dataclasses
 import functools
-from pathlib import Path
-import traceback
 from typing import Any
 
 import jax
@@ -13,10 +11,9 @@ import jax.numpy as jnp
 
 from speccascade import rules, sampling
 from speccascade.engine.limits import Limit
-from speccascade.engine.lowering import rounds
 from speccascade.engine.method import Method, Strategy
 from speccascade.engine.phases import Score, Verify
-from speccascade.host.errors import first_line
+from speccascade.host.errors import first_line, line_of
 from speccascade.types import Combiner, Model, NEGATIVE, Prompt
 
 # of the logits that a rule is asked with
@@ -162,15 +159,6 @@ def check_processor(processor: Callable | None, vocab: int, positions: int) -> t
   if problem:
     raise ValueError(f'processor {rules.name_of(processor)} {problem}.')
   return jax.tree.map(jnp.array, bound)
-
-
-def line_of(error: BaseException) -> str:
-  """Return the last line of code outside this package and its libraries that led to an error, if there is one."""
-  elsewhere = str(Path(__file__).parents[1]), 'site-packages', 'dist-packages', '<'
-  for frame in reversed(traceback.extract_tb(error.__traceback__)):
-    if not any(part in frame.filename for part in elsewhere):
-      return f' at {Path(frame.filename).name}:{frame.lineno} ({frame.line})'
-  return ''
 
 
 def check_network(model: Model):

@@ -13,6 +13,7 @@ from speccascade.backends import sharding
 from speccascade.checkpoints.checkpoint import Checkpoint
 from speccascade.data import metrics
 from speccascade.data.examples import Task
+from speccascade.drafters import translation
 from speccascade.engine import inputs
 from speccascade.engine.job import Job
 from speccascade.engine.method import Strategy
@@ -20,7 +21,6 @@ from speccascade.evaluate import plugins, programs, texts
 from speccascade.evaluate.curves import Curve, Point
 from speccascade.evaluate.suites import TARGET
 from speccascade.host import names, storage
-from speccascade.models import translation
 from speccascade.types import checked_int, Model, named_apart
 
 

@@ -1,7 +1,9 @@
-"""The error of commands, the first line of any error, and hints for arguments by the names of other packages."""
+"""The error of commands, what any error says and where it arose, and hints for arguments by names of other packages."""
 
 from collections.abc import Callable
 import functools
+from pathlib import Path
+import traceback
 
 
 class RunError(RuntimeError):
@@ -13,6 +15,15 @@ def first_line(error: BaseException, named: bool = False) -> str:
   name = type(error).__name__
   lines = str(error).strip().splitlines()
   return name if not lines else f'{name}: {lines[0]}' if named else lines[0]
+
+
+def line_of(error: BaseException) -> str:
+  """Return the last line of code outside this package and its libraries that led to an error, if there is one."""
+  elsewhere = str(Path(__file__).parents[1]), 'site-packages', 'dist-packages', '<'
+  for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    if not any(part in frame.filename for part in elsewhere):
+      return f' at {Path(frame.filename).name}:{frame.lineno} ({frame.line})'
+  return ''
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -10,7 +10,7 @@ module; one that stands in a file of data may not (`as_data`).
 """
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import contextvars
 import dataclasses
@@ -43,6 +43,7 @@ class Named(NamedTuple):
   called: bool  # whether arguments are given, be they none
   what: str  # it is to name, for errors
   known: Mapping[str, Any]  # what else it might have named
+  text: str = ''
 
   def made(self) -> Any:
     """Return the value with its arguments: an instance of a class, a function with them bound.
@@ -116,7 +117,8 @@ def find(text: str, what: str, known: Mapping[str, Any], inner: Mapping[str, Any
     raise ValueError(
       f'{text!r} names no {what}; write NAME, NAME:NUMBER, NAME(alpha=0.1) or MODULE:NAME, as in opt:0.1'
     )
-  return named._replace(short=[*named.short, *(_value(x, {}, f'{named.name}:{{}}') for x in more)])
+  short = [*named.short, *(_value(x, {}, f'{named.name}:{{}}') for x in more)]
+  return named._replace(short=short, text=text)
 
 
 def _named(node: ast.expr, what: str, known: Mapping[str, Any], inner: Mapping[str, Any]) -> Named | None:
@@ -311,3 +313,47 @@ def sources(value: Any) -> Iterator[tuple[str, str]]:
     if text := source(value):
       yield inside(value).__name__, text
     yield from sources(arguments(value))
+
+
+# ---- both ways ----
+
+
+@dataclasses.dataclass(frozen=True)
+class Catalogue:
+  """What a module knows by name, rules, policies and so on, and how texts name it.
+
+  Attributes:
+    what: What a text is to name, for errors.
+    listed: Returns what is known, by name.
+    inner: Returns what is known by its name inside arguments.
+    made: Returns the value that is named, or raises where it is of another kind.
+    text_of: Returns the text of a value that has another form than `spelled` of this module gives it.
+
+  Example:
+    >>> print(methods.find('speculative(rule=opt(alpha=0.1), block=3)')())
+    propose(0, 4) · score(1, first 3) · verify(opt of (0, 1))
+    >>> print(stopping.spelled(stopping.Heuristic(first=2)))
+    Heuristic(first=2)
+  """
+
+  what: str
+  listed: Callable[[], dict[str, Any]]
+  inner: Callable[[], Mapping[str, Any]] = dict
+  made: Callable[[Named], Any] = Named.made
+  text_of: Callable[[Any], str] | None = None
+
+  def known(self) -> dict[str, Any]:
+    """Return what the package has, by name."""
+    return self.listed()
+
+  def find(self, text: str) -> Any:
+    """Return what a text names, with the arguments that it gives bound.
+
+    Raises:
+      ValueError: There is none of that name, or it does not take these arguments.
+    """
+    return self.made(find(text, self.what, self.known(), self.inner()))
+
+  def spelled(self, value: Any) -> str:
+    """Return the text by which `find` returns a value."""
+    return spelled(value, self.known(), self.inner()) if self.text_of is None else self.text_of(value)

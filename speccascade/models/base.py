@@ -32,33 +32,6 @@ def without_layers(stack: Params, layers: int) -> Params:
   return {name: x for name, x in stack.items() if not (name.startswith('layers_') and int(name[7:]) >= layers)}
 
 
-class Around(Network):
-  """A network around another, `inner`, of which it has what depends on positions, heads and experts."""
-
-  @property
-  def inner(self) -> Network:
-    raise NotImplementedError
-
-  @property
-  def max_positions(self) -> int | None:
-    return self.inner.max_positions
-
-  @property
-  def context(self) -> int | None:
-    return self.inner.context
-
-  @property
-  def head_counts(self) -> tuple[int, int]:
-    return self.inner.head_counts
-
-  @property
-  def experts(self) -> tuple[int, int]:
-    return self.inner.experts
-
-  def reads(self, params: Params, cache: Cache) -> tuple[Params, Cache]:
-    return self.inner.reads(params, cache)
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def _made(network: 'Base') -> Params:
   """Return boxed parameters of zeros, for their shapes, which equal networks share."""

@@ -19,12 +19,13 @@ import numpy as np
 from speccascade import backends, checkpoints, Sampler, theory
 from speccascade.backends import sharding
 from speccascade.checkpoints.hf import network_of
+from speccascade.drafters import hidden
 from speccascade.engine import loop, requests
 from speccascade.engine.lowering import lower
 from speccascade.engine.method import Method
 from speccascade.engine.state import cache_slots
 from speccascade.host.errors import first_line
-from speccascade.models import hidden, shapes
+from speccascade.models import shapes
 from speccascade.planning.cost_model import calls_cost
 from speccascade.planning.synthetic import tree_bytes, weight_bytes
 from speccascade.types import Model, Network, Prompt

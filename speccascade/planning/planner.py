@@ -15,11 +15,11 @@ import numpy as np
 
 from speccascade import decode, Decoded, methods, rules, sampling
 from speccascade.backends import sharding
+from speccascade.drafters import hidden, translation
 from speccascade.engine import inputs, requests
 from speccascade.engine.job import Job
 from speccascade.engine.method import Method
-from speccascade.host import multihost
-from speccascade.models import hidden, translation
+from speccascade.host import multihost, storage
 from speccascade.planning import cost_model, profiling, sv_model, timing
 from speccascade.planning.budget import Budget
 from speccascade.planning.cost_model import Costs
@@ -152,6 +152,11 @@ def _overlaps(models: Sequence[Model], measured: '_Acceptance') -> tuple[str, ..
   return tuple(lines)
 
 
+def digest_of(rows: Sequence[Sequence[int]]) -> str:
+  """Return 16 hex digits that tell prompts from any other."""
+  return storage.digest_of_json([list(map(int, row)) for row in rows])
+
+
 def _origin(
   models: Sequence[Model], rows: Sequence[requests.Row], blocks: Sequence[int], sampler: sampling.Sampler, data: str
 ) -> Origin:
@@ -161,7 +166,7 @@ def _origin(
     tuple(m.digest for m in models),
     plans.sampler_of(sampler),
     plans.device_of(models),
-    f'{data}, {len(prompts)} prompts {plans.digest_of(prompts)}',
+    f'{data}, {len(prompts)} prompts {digest_of(prompts)}',
     max(blocks),
     int(np.median([tokens.size for tokens in prompts])),
     sampler.coupling,

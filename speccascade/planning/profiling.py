@@ -27,12 +27,12 @@ from speccascade.engine.loop import positions
 from speccascade.engine.lowering import Phase
 from speccascade.engine.method import About, Method
 from speccascade.engine.phases import Propose, Score, Verify
-from speccascade.engine.records import fresh_slots, Record
-from speccascade.engine.state import Context, State
+from speccascade.engine.records import fresh_slots
+from speccascade.engine.state import Context, Record, State
 from speccascade.host import multihost
 from speccascade.host.progress import Progress
 from speccascade.models import packing
-from speccascade.planning import timing
+from speccascade.planning import fitting, timing
 from speccascade.sv import plans, predictors, verification
 from speccascade.sv.predictors import AcceptanceTable, Predictor
 from speccascade.types import Array, iota, Model, NO_FAULT, static
@@ -189,7 +189,7 @@ def _timers(models: Sequence[Model], width: int, rows: int, source: int, tokens:
 def scoring_all(block: int, models: int = 3) -> Method:
   """Return `scheduled` that scores all it may, with the work of a choice by a table of acceptance."""
   signal = predictors.companion if models == 3 else predictors.drawn_q
-  rows, columns = predictors.BINS  # of fewer bins the compiler would leave the signal out
+  rows, columns = fitting.BINS  # of fewer bins the compiler would leave the signal out
   a_edges = [np.arange(1, columns) / columns] * rows
   certain = AcceptanceTable.of(np.arange(1, rows) / rows, a_edges, np.ones((rows, columns)))
   budget = verification.Goodput(verification.Latency.of(np.ones(2)))
@@ -210,11 +210,14 @@ def profile(
   times: Mapping[int, Mapping[int, float]],
   steps: Mapping[int, Sequence[float]],
   rounds: Mapping[int, Mapping[int, float]] | None = None,
-  bins: Sequence[int] = predictors.BINS,
+  bins: Sequence[int] = fitting.BINS,
   signals: Sequence[Callable] = (),
 ) -> plans.Profile:
   """Return a profile of samples and times; a companion's table has at most `bins` of S and, in each, of A."""
   accept = samples['accept']
-  table = AcceptanceTable.fitted(accept, samples['s'], samples['a'], bins) if 's' in samples else None
-  fits = {name: Predictor.of(f).fitted(accept, samples[name]) for f in signals for name in [predictors.spelled(f)]}
+  table = fitting.table(accept, samples['s'], samples['a'], bins) if 's' in samples else None
+  fits = {}
+  for signal in signals:
+    name = predictors.spelled(signal)
+    fits[name] = fitting.fitted(Predictor.of(signal), accept, samples[name])
   return plans.Profile.of(table, origin, samples, times, steps, rounds, fits)

@@ -66,6 +66,13 @@ def ends_of(text: np.ndarray) -> np.ndarray:
   return np.repeat(last + 1, np.diff(last, prepend=-1))
 
 
+def predicted(profile: plans.Profile, name: str) -> np.ndarray:
+  """Return the chances of acceptance [N] that a signal of a name predicts for the samples of a profile."""
+  if name == 'companion':
+    return profile.table.predict(profile.samples['s'], profile.samples['a'])
+  return profile.fits[name].predict(profile.samples[name])
+
+
 def simulate(profile: plans.Profile, batch: int, block: int | None = None, variant: Variant = Variant()) -> dict:
   """Return `sv`, the tokens a second of a schedule at a batch size.
 
@@ -74,7 +81,7 @@ def simulate(profile: plans.Profile, batch: int, block: int | None = None, varia
   """
   most = profile.origin.block
   block = block or most
-  seen = windows(profile.samples | {'promised': profile.gains(variant.predictor)}, most)
+  seen = windows(profile.samples | {'promised': predicted(profile, variant.predictor)}, most)
   gains = np.cumprod(np.where(np.arange(most + 1) < block, seen['promised'], 0), 1)
   seconds, steps = profile.latency.at(batch, jnp.int32(batch), batch * (most + 1) + 1)
   seconds = np.asarray(seconds, np.float64)

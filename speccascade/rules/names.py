@@ -11,19 +11,14 @@ from speccascade.rules.base import declaration, inside, name_of, numbers_of
 from speccascade.types import Combiner, Rule
 
 
-def known() -> dict[str, Rule | Combiner]:
+def _known() -> dict[str, Rule | Combiner]:
   """Return the rules and combiners that the package declares, by name."""
   things = [thing for module in (cascades, lossy_decoding, combiners) for thing in vars(module).values()]
   return {name_of(x): x for x in things if hasattr(x, 'declaration') and x is not combiners.own}
 
 
-def find(text: str) -> Rule | Combiner:
-  """Return the rule or combiner that a text names, with the numbers in it bound.
-
-  Raises:
-    ValueError: There is none of that name, or it does not take these numbers.
-  """
-  named = names.find(text, 'rule', known(), known())
+def _made(named: names.Named) -> Rule | Combiner:
+  """Return a rule or combiner with its numbers bound."""
   declaration(named.value)  # raises for what is neither a rule nor a combiner
   numbers = named.arguments or _short(named.value, named.short)
   return functools.partial(named.value, **numbers) if numbers else named.value
@@ -42,14 +37,18 @@ def _short(function: Rule | Combiner, values: list[Any]) -> dict[str, Any]:
   return {takes[0]: tuple(map(float, values)) if many else float(values[0])}
 
 
-def spelled(rule: Rule | Combiner) -> str:
-  """Return the text by which `find` returns a rule or combiner."""
+def _text_of(rule: Rule | Combiner) -> str:
+  """Return the text of a rule or combiner, the first number or numbers alone as a shell takes them without quotes."""
   function = inside(rule)
   name = name_of(function)
-  if known().get(name) is not function:
+  if _known().get(name) is not function:
     name = f'{function.__module__}:{name}'
   numbers = rule.keywords if isinstance(rule, functools.partial) else {}
-  if numbers and list(numbers) == numbers_of(function)[:1]:  # which a shell takes without quotes
+  if numbers and list(numbers) == numbers_of(function)[:1]:
     return f'{name}:{",".join(map(str, np.ravel(list(numbers.values()))))}'
-  given = ', '.join(f'{key}={spelled(x) if callable(x) else np.asarray(x).tolist()}' for key, x in numbers.items())
+  given = ', '.join(f'{key}={_text_of(x) if callable(x) else np.asarray(x).tolist()}' for key, x in numbers.items())
   return f'{name}({given})' if given else name
+
+
+_RULES = names.Catalogue('rule', _known, _known, _made, _text_of)
+known, find, spelled = _RULES.known, _RULES.find, _RULES.spelled

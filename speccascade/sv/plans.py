@@ -154,12 +154,6 @@ class Profile:
       raise ValueError(f'this plan is of {names}, and speculative verification is of three models; {MAKE} of three.')
     return found
 
-  def gains(self, name: str) -> np.ndarray:
-    """Return the chances of acceptance [N] that a signal of a name predicts for the samples."""
-    if name == 'companion':
-      return self.table.predict(self.samples['s'], self.samples['a'])
-    return self.fits[name].predict(self.samples[name])
-
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -306,8 +300,3 @@ def _deciding(numbers: Sequence[tuple[str, float]]) -> dict[str, Any]:
   """Return the numbers that decide the distribution, as the program has them; no filter changes what is likeliest."""
   greedy = dict(numbers)['temperature'] == 0
   return {name: np.float32(x) for name, x in numbers if not (greedy and name in ('top_k', 'top_p', 'min_p'))}
-
-
-def digest_of(rows: Sequence[Sequence[int]]) -> str:
-  """Return 16 hex digits that tell prompts from any other."""
-  return storage.digest_of_json([list(map(int, row)) for row in rows])

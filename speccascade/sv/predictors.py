@@ -26,9 +26,7 @@ from speccascade.rules.base import declared
 from speccascade.stopping import Draft
 from speccascade.types import Array, Carry, static
 
-BINS = 20, 15  # of S, and of A in each
 MOST = 30.0  # a larger gap says no more, and that of a lone token is infinite
-_PSEUDO = 8.0  # samples that a bin borrows from its row, and a row from all
 
 # ---- fits ----
 
@@ -109,17 +107,6 @@ class Logistic(Fit):
     """Return its numbers."""
     return dict(bias=float(self.bias), slope=float(self.slope))
 
-  @classmethod
-  def fitted(cls, accept: np.ndarray, x: np.ndarray) -> 'Logistic':
-    """Return the curve of samples [N] by Newton's method."""
-    features = np.stack([np.ones_like(x), x])
-    weights = np.zeros(2)
-    for _ in range(25):
-      p = 1 / (1 + np.exp(-weights @ features))
-      hessian = (features * p * (1 - p)) @ features.T + 1e-3 * np.eye(2)
-      weights = weights + np.linalg.solve(hessian, features @ (accept - p) - 1e-3 * weights)
-    return cls(*map(float, weights))
-
 
 @struct.dataclass
 class AcceptanceTable(Fit):
@@ -155,23 +142,6 @@ class AcceptanceTable(Fit):
       padded[i, : len(edges)] = edges
     return cls(np.asarray(s_edges, np.float32), padded, np.asarray(means, np.float32))
 
-  @classmethod
-  def fitted(cls, accept: np.ndarray, s: np.ndarray, a: np.ndarray, bins: Sequence[int]) -> 'AcceptanceTable':
-    """Return the mean acceptance of samples [N] in bins of equal counts: so many of S and, within each, of A.
-
-    A bin with few samples is drawn towards the mean of its row, a row towards that of all.
-    """
-    s_edges = edges(s, bins[0])
-    row = np.searchsorted(s_edges, s, side='right')
-    a_edges = [edges(a[row == i], bins[1]) for i in range(len(s_edges) + 1)]
-    shape = len(a_edges), max(len(e) for e in a_edges) + 1
-    row, column = cls.of(s_edges, a_edges, np.zeros(shape)).cells(s, a)
-    total, count = (np.zeros(shape) for _ in range(2))
-    np.add.at(total, (row, column), accept)
-    np.add.at(count, (row, column), 1)
-    of_row = (total.sum(1, keepdims=True) + _PSEUDO * accept.mean()) / (count.sum(1, keepdims=True) + _PSEUDO)
-    return cls.of(s_edges, a_edges, (total + _PSEUDO * of_row) / (count + _PSEUDO))
-
   def lists(self) -> dict[str, list]:
     """Return what `of` takes, as lists."""
     rows = [row[np.isfinite(row)].tolist() for row in np.asarray(self.a_edges)]
@@ -198,14 +168,6 @@ class AcceptanceTable(Fit):
 
   def predict(self, *signals):
     return np.asarray(self.means, np.float64)[self.cells(signals[0], signals[-1])]
-
-
-def edges(x: np.ndarray, bins: int) -> np.ndarray:
-  """Return the inner edges of at most `bins` bins with equal counts of x; equal values stay together."""
-  if not x.size or bins == 1:
-    return np.zeros(0)
-  inner = np.unique(np.quantile(x, np.arange(1, bins) / bins, method='inverted_cdf'))
-  return inner[inner > x.min()]
 
 
 # ---- signals ----
@@ -302,12 +264,6 @@ class Predictor:
       raise ValueError(f'fit={fit!r} is no fit; give Logistic(), AsIs() or an AcceptanceTable.')
     return cls(rules.bind(function), declaration(function).fit if fit is None else fit)
 
-  def fitted(self, accept: np.ndarray, *signals: np.ndarray) -> Fit:
-    """Return a fit to samples [N]: a curve where the signal's own is one, else a table."""
-    if isinstance(self.declaration.fit, Logistic):
-      return Logistic.fitted(accept, *signals)
-    return AcceptanceTable.fitted(accept, signals[0], signals[-1], BINS if len(signals) > 1 else (1, BINS[0]))
-
   @property
   def name(self) -> str:
     """The name of its signal."""
@@ -338,35 +294,28 @@ def check(function: Any) -> None:
   if not callable(function) or isinstance(function, type) or not isinstance(declaration(function), Declaration):
     raise ValueError(
       f'predictor={rules.name_of(function) if callable(function) else repr(function)} is no signal; give one of '
-      f'{", ".join(signals())}, or a function of a Draft.'
+      f'{", ".join(known())}, or a function of a Draft.'
     )
 
 
 def check_declared(text: str) -> None:
   """Raise where a text names no declared signal of the package or of an imported module: a plan may name no other."""
   with names.as_data():
-    function = names.find(text, 'predictor', signals()).value
+    function = names.find(text, 'predictor', known()).value
   if not inspect.isfunction(function) or not isinstance(getattr(function, 'declaration', None), Declaration):
     raise ValueError(f'{text!r} names no declared signal, as a plan does; write @predictors.signal() above it.')
 
 
-def signals() -> dict[str, Callable]:
+def _known() -> dict[str, Callable]:
   """Return the signals of the package, by name."""
   return {name: x for name, x in globals().items() if inspect.isfunction(x) and hasattr(x, 'declaration')}
 
 
-def known() -> dict[str, Any]:
-  """Return the signals and fits of the package, by name."""
-  return signals() | {x.__name__: x for x in (AsIs, Logistic)}
-
-
-def find(text: str) -> Callable:
-  """Return the signal that a text names, as in margin or my_signals:mine."""
-  named = names.find(text, 'predictor', signals())
+def _made(named: names.Named) -> Callable:
+  """Return a signal with its numbers bound."""
   check(named.value)
   return named.made()
 
 
-def spelled(function: Callable) -> str:
-  """Return the text by which `find` returns a signal."""
-  return names.spelled(function, signals())
+_SIGNALS = names.Catalogue('predictor', _known, made=_made)
+known, find, spelled = _SIGNALS.known, _SIGNALS.find, _SIGNALS.spelled

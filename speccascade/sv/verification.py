@@ -24,7 +24,7 @@ from speccascade.engine.limits import Limit
 from speccascade.engine.method import index_for
 from speccascade.engine.state import Context, sampler_for_window, State
 from speccascade.sv import predictors
-from speccascade.sv.predictors import Predictor
+from speccascade.sv.predictors import AsIs, Logistic, Predictor
 from speccascade.types import Array, Carry, checked_int, FINAL, iota, static, Told
 
 ANY = 2**31 - 1  # rows that times of any batch are of
@@ -393,4 +393,5 @@ def chance(state: State, model: int, slots: int) -> Array:
 
 def known() -> dict[str, Any]:
   """Return the budgets of the package, and the signals and fits that predictors are made of, by name."""
-  return {x.__name__: x for x in (Goodput, Causal, TopK, Stale)} | predictors.known()
+  budgets = {x.__name__: x for x in (Goodput, Causal, TopK, Stale)}
+  return budgets | predictors.known() | {x.__name__: x for x in (AsIs, Logistic)}

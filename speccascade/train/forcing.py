@@ -22,8 +22,8 @@ import numpy as np
 import optax
 
 from speccascade.backends.ops import take
-from speccascade.models.hidden import Head, Reading, shifted
-from speccascade.models.medusa import MASK, Medusa
+from speccascade.drafters.hidden import Head, Reading, shifted
+from speccascade.drafters.medusa import MASK, Medusa
 from speccascade.models.t5 import T5
 from speccascade.train.batches import Batch
 from speccascade.types import Array, Cache, checked_int, Model, Network, Params, Prompt

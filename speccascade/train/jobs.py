@@ -17,11 +17,12 @@ from jax.sharding import Mesh
 from speccascade import embedded, rules
 from speccascade.backends import sharding
 from speccascade.checkpoints.checkpoint import Checkpoint
+from speccascade.drafters import one_pass
+from speccascade.drafters.eagle import Eagle, HeadConfig
+from speccascade.drafters.medusa import Medusa, MedusaConfig
 from speccascade.host import gin_files
-from speccascade.models import one_pass, shapes
+from speccascade.models import shapes
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
-from speccascade.models.eagle import Eagle, HeadConfig
-from speccascade.models.medusa import Medusa, MedusaConfig
 from speccascade.models.rope import Rope
 from speccascade.models.t5 import T5, T5Config, T5GemmaConfig
 from speccascade.train import data
@@ -46,7 +47,7 @@ class Job:
     tokenizer: Path of the tokenizer to save with the model.
     teacher: The model to distil: an earlier job's name, the path of a checkpoint, or a `Checkpoint`.
     companion: The companion of speculative verification, likewise; `train.Distillation.companion` is its weight.
-    mask_token: The token by which the network is trained to draft in one pass, as `models.one_pass` takes it.
+    mask_token: The token by which the network is trained to draft in one pass, as `drafters.one_pass` takes it.
     start: The model with the initial parameters, likewise.
     mesh: Mesh to train on; `train.mesh = {'data': 2, 'model': 4}` sets it for all jobs.
     rules: Sharding rules of network and teacher, as `load` takes them.

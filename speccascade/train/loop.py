@@ -28,12 +28,12 @@ import tqdm
 from speccascade.backends import sharding
 from speccascade.checkpoints import digests, hf, orbax
 from speccascade.data import tokenizers
+from speccascade.drafters.eagle import Eagle
+from speccascade.drafters.hidden import beside, Head
+from speccascade.drafters.medusa import Medusa
 from speccascade.host import interrupt, multihost, storage, streams
 from speccascade.host.runs import as_json, RunDir
 from speccascade.models.decoder import Decoder
-from speccascade.models.eagle import Eagle
-from speccascade.models.hidden import beside, Head
-from speccascade.models.medusa import Medusa
 from speccascade.train import layout
 from speccascade.train.batches import Batch, batches, by_size, Pair, Width
 from speccascade.train.forcing import Drafting

@@ -27,11 +27,12 @@ from speccascade import acceptance, backends, decode, methods, Request, rules, S
 from speccascade.backends import sharding
 from speccascade.backends.quantised import quantised  # noqa: E402
 from speccascade.checkpoints.hf import FAMILIES, network_from_config
-from speccascade.models import one_pass, toy, translation  # noqa: E402
+from speccascade.drafters import one_pass, translation  # noqa: E402
+from speccascade.drafters.eagle import Eagle, HeadConfig  # noqa: E402
+from speccascade.drafters.layerskip import layerskip  # noqa: E402
+from speccascade.drafters.ngram import drafter  # noqa: E402
+from speccascade.models import toy  # noqa: E402
 from speccascade.models.decoder import Decoder, DecoderConfig, Span  # noqa: E402
-from speccascade.models.eagle import Eagle, HeadConfig  # noqa: E402
-from speccascade.models.layerskip import layerskip  # noqa: E402
-from speccascade.models.ngram import drafter  # noqa: E402
 from speccascade.models.t5 import T5, T5Config, T5GemmaConfig  # noqa: E402
 from speccascade.planning import planner
 from speccascade.sv import plans, predictors, verification

@@ -17,7 +17,7 @@ import pytest
 import speccascade
 from speccascade import acceptance, check, methods, rules, Sampler
 from speccascade.check import enumeration
-from speccascade.check.cases import number
+from speccascade.check.sampler.cases import number
 from speccascade.engine import validate
 from speccascade.engine.lowering import Phase
 from speccascade.models import toy

@@ -15,9 +15,9 @@ import pytest
 from tiers import long_but
 
 import speccascade
-from speccascade.check.cases import ALONE, ASKED, Case, cases, Setting, SETTINGS
-from speccascade.check.evidence import Bet, excluded, FALSE_ALARM
-from speccascade.check.samples import check_file, check_samples
+from speccascade.check.sampler.cases import ALONE, ASKED, Case, cases, Setting, SETTINGS
+from speccascade.check.sampler.evidence import Bet, excluded, FALSE_ALARM
+from speccascade.check.sampler.samples import check_file, check_samples
 
 SLOW = "the draft's noise draws the residual", 'residual for all unless all accept', 'one key for two rows'
 FIRST = 'by the papers', 'block verification'

@@ -14,10 +14,10 @@ from tiers import long_but
 import tiny
 
 import speccascade
-from speccascade import acceptance, methods, models, Request, rules, Sampler
+from speccascade import acceptance, drafters, methods, Request, rules, Sampler
 from speccascade.checkpoints import hf
+import speccascade.drafters.medusa
 from speccascade.engine.job import Job
-import speccascade.models.medusa
 import speccascade.models.toy
 
 SIZES = dict(hidden_size=8, intermediate_size=12, num_attention_heads=4, num_key_value_heads=2, vocab_size=11)
@@ -315,7 +315,7 @@ def of_medusa(t, config, tokens):
 
 def drafted(head, prompt, text, count, large=None):
   """Return the greedy draft [count, V] of a head after a prompt and a text that was verified, fed in uneven parts."""
-  drafter, large = models.beside(head, large or verifier())
+  drafter, large = drafters.beside(head, large or verifier())
   params = drafter.params
   pair, observed = drafter.network, large.network
   tokens = np.array([*prompt, *text])
@@ -369,7 +369,7 @@ def test_a_layer_of_multi_token_prediction_is_read_beside_its_model(tmp_path):
 @pytest.mark.parametrize('scores', [True, False])
 def test_medusa_drafts_as_its_authors_code_does(tmp_path, scores):
   path, tensors, config = medusa(tmp_path / 'head', scores)
-  drafter, large = models.beside(speccascade.load(path), verifier())
+  drafter, large = drafters.beside(speccascade.load(path), verifier())
   text = [1, 2, 3, 4, 5, 6]
   prompt = speccascade.types.Prompt(jnp.array([text[:5]]), jnp.array([5]))
   cache = prefill(large.network, drafter.params, prompt, 16)
@@ -384,7 +384,7 @@ def test_medusa_drafts_as_its_authors_code_does(tmp_path, scores):
 @pytest.mark.full
 def test_a_block_is_filled_as_its_authors_code_does(tmp_path):
   path, tensors, _ = dflash(tmp_path / 'head')
-  drafter, large = models.beside(speccascade.load(path), verifier())
+  drafter, large = drafters.beside(speccascade.load(path), verifier())
   params, pair = drafter.params, drafter.network
   text, mask = [1, 2, 3, 4, 5, 6, 7, 8, 3], drafter.network.mask_token
   cache = prefill(large.network, params, speccascade.types.Prompt(jnp.array([text[:5]]), jnp.array([4])), 24)
@@ -403,7 +403,7 @@ def test_a_block_is_filled_as_its_authors_code_does(tmp_path):
 
 def test_p_eagle_drafts_behind_masks_as_its_authors_code_does(tmp_path):
   path, tensors, config = p_eagle(tmp_path / 'head')
-  drafter, large = models.beside(speccascade.load(path), verifier())
+  drafter, large = drafters.beside(speccascade.load(path), verifier())
   params, pair = drafter.params, drafter.network
   text, mask = [1, 2, 3, 4, 5, 6, 7, 8, 3], 10
   at = lambda start, count: start + jnp.arange(count)[None]
@@ -491,7 +491,7 @@ def test_hidden_states_are_those_of_torch(tmp_path):
 def test_t5_shows_its_states_to_a_head():
   t5 = tiny.model_of(tiny.T5_V1_1 | {'num_layers': 2})
   size, vocab = t5.network.config.embed_dim, t5.network.vocab_size
-  network = speccascade.models.medusa.Medusa(speccascade.models.medusa.MedusaConfig(size, vocab, 3))
+  network = speccascade.drafters.medusa.Medusa(speccascade.drafters.medusa.MedusaConfig(size, vocab, 3))
   head = speccascade.types.Model(network.init(jax.random.key(0)), network, name='head')
   assert write(methods.speculative(block=3), [head, t5]) == write(methods.autoregressive(), [t5])
 
@@ -507,12 +507,12 @@ def test_what_does_not_fit_is_refused(tmp_path):
   ):
     with pytest.raises(ValueError, match=message):
       speccascade.decode(methods.speculative(), given, PROMPTS, max_new_tokens=4)
-  with pytest.raises(ValueError, match='models.beside'):
+  with pytest.raises(ValueError, match='drafters.beside'):
     head.network.prefill({}, None, 4)
   with pytest.raises(ValueError, match=having('describes a head (eagle3)', '--head')):
     hf.network_of(eagle_3(tmp_path / 'eagle3')[0] / 'config.json')
   with pytest.raises(ValueError, match='no head'):
-    models.beside(other, other)
+    drafters.beside(other, other)
   with pytest.raises(ValueError, match='at most'):
     speccascade.decode(methods.speculative(block=40), [head, verifier()], PROMPTS, max_new_tokens=4)
 

@@ -21,10 +21,10 @@ from speccascade.backends import by_name, cpu
 from speccascade.backends.quantised import quantise, Quantised, quantised
 from speccascade.check.enumeration import distance
 from speccascade.checkpoints import hf, orbax, t5x
+from speccascade.drafters.layerskip import layerskip
 from speccascade.models import shapes
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.layers import stack_layers
-from speccascade.models.layerskip import layerskip
 from speccascade.models.t5 import T5, T5Config
 from speccascade.planning import aot
 from speccascade.planning.synthetic import random_model, tree_bytes

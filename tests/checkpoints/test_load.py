@@ -20,8 +20,8 @@ from speccascade.backends import cpu
 from speccascade.checkpoints import hf, orbax, t5x
 from speccascade.checkpoints.checkpoint import Checkpoint
 from speccascade.data import tokenizers
+from speccascade.drafters import layerskip
 from speccascade.engine import state
-from speccascade.models import layerskip
 from speccascade.models.layers import stack_layers
 from speccascade.types import Model
 

@@ -19,7 +19,7 @@ from tiny import assert_equal, error_of, model_of, T5
 
 from speccascade.checkpoints import files, orbax
 from speccascade.data import tokenizers
-from speccascade.models.ngram import NGram
+from speccascade.drafters.ngram import NGram
 from speccascade.types import Model
 
 SMALL = T5 | {'vocab_size': 16, 'd_ff': 24, 'num_layers': 2, 'num_heads': 4}

@@ -18,10 +18,11 @@ from tiers import long_but
 import speccascade
 from speccascade import acceptance, decode, methods, rules, Sampler, stopping
 from speccascade.check import enumeration
+from speccascade.drafters import ngram
 from speccascade.engine import engine
 from speccascade.engine.lowering import lower
 from speccascade.engine.phases import Phase, Score
-from speccascade.models import ngram, toy
+from speccascade.models import toy
 from speccascade.types import BONUS, Prompt, RESIDUAL
 
 EOS = 6

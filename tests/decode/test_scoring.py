@@ -15,9 +15,10 @@ from tiers import long_but
 
 from speccascade import decode, embedded, methods, rules, Sampler
 from speccascade.decode import scoring
-from speccascade.models import hidden, toy
+from speccascade.drafters import hidden
+from speccascade.drafters.eagle import Eagle, HeadConfig
+from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
-from speccascade.models.eagle import Eagle, HeadConfig
 from speccascade.types import Model
 
 UNSCORED = ('token_cascade chow', 'token_cascade chow_log', 'bild', 'cascade by slot', 'cascade phased', 'FLy')

@@ -12,9 +12,10 @@ from tiers import long_but
 
 import speccascade
 from speccascade import acceptance, methods, rules, Sampler, sampling, stopping, theory
-from speccascade.models import ngram, one_pass, toy, translated
+from speccascade.drafters import ngram, one_pass, translated
+from speccascade.drafters.layerskip import layerskip
+from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
-from speccascade.models.layerskip import layerskip
 from speccascade.sv import predictors
 from speccascade.types import DRAFT, FINAL, Model
 

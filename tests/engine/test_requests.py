@@ -19,9 +19,10 @@ from vocabularies import byte_level
 import speccascade
 from speccascade import embedded, methods, Request, rules, Sampler, stopping
 from speccascade.backends import limits
+from speccascade.drafters import ngram
 from speccascade.engine import engine, inputs, loop, results
 from speccascade.engine.job import Job
-from speccascade.models import ngram, toy
+from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.types import Model, Network
 

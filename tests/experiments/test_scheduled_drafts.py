@@ -6,7 +6,8 @@ import pytest
 import scheduled
 
 from speccascade import Sampler
-from speccascade.models import one_pass, toy
+from speccascade.drafters import one_pass
+from speccascade.models import toy
 
 LARGE = toy.model(11, 5, scale=1.2)
 SMALL = toy.model(12, 5, scale=0.8, near=LARGE)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speccascade import embedded, models
+from speccascade import drafters, embedded
 from speccascade.data import tokenizers
 from speccascade.models import toy
 from speccascade.types import Prompt
@@ -43,7 +43,7 @@ def test_tables_and_distribution_are_those_of_the_published_code(pair):
     *(transformers.AutoTokenizer.from_pretrained(folder / name) for name in ('verifier', 'drafter')),
     target_vocab_size=verifier.network.vocab_size,
   )
-  ours = models.translated(drafter, for_=verifier)
+  ours = drafters.translated(drafter, for_=verifier)
   write = np.asarray(ours.params['translation']['write'])
   common = {int(i): int(write[i]) for i in np.flatnonzero(write >= 0)}
   assert common == theirs.target_to_assistant_input_ids

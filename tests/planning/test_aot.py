@@ -15,10 +15,10 @@ from tiers import long_but
 
 from speccascade import backends, compile, methods, rules, Sampler
 from speccascade.checkpoints import hf, orbax
+from speccascade.drafters import hidden, layerskip
+from speccascade.drafters.eagle import Eagle, HeadConfig
 from speccascade.integrations import t5x
-from speccascade.models import hidden, layerskip
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
-from speccascade.models.eagle import Eagle, HeadConfig
 from speccascade.planning import aot, hlo, program_report, timing
 from speccascade.planning.synthetic import random_params, weight_bytes
 from speccascade.types import Model

@@ -16,13 +16,14 @@ from matching import having, says
 import numpy as np
 import pytest
 
-from speccascade import decode, embedded, methods, models, plan, Request, Sampler
+from speccascade import decode, drafters, embedded, methods, plan, Request, Sampler
 from speccascade.decode import __main__ as command
+from speccascade.drafters.eagle import Eagle, HeadConfig
+from speccascade.drafters.layerskip import layerskip
 from speccascade.engine import requests
 from speccascade.host.progress import Progress
 from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
-from speccascade.models.eagle import Eagle, HeadConfig
 from speccascade.planning import budget, cost_model, plan_report, planner, profiling, timing
 from speccascade.sv import plans, predictors, verification
 from speccascade.types import Model
@@ -71,16 +72,16 @@ def test_a_head_is_planned_beside_its_verifier_whose_rounds_have_its_calls():
   with pytest.raises(ValueError, match='looks ahead'):
     decode(profiling.scoring_all(1, 2), [head, large], PROMPTS, max_new_tokens=4)
   with pytest.raises(ValueError, match="looks ahead .* coupling='gumbel'"):
-    planner.plan([models.one_pass(large, 0), large], PROMPTS, predictors=[predictors.margin], sampler=Sampler(1.0))
+    planner.plan([drafters.one_pass(large, 0), large], PROMPTS, predictors=[predictors.margin], sampler=Sampler(1.0))
 
 
 def test_networks_around_another_are_timed_without_ends_too():
   small, large = embedded.models()
   layer = DecoderConfig(64, 32, 4, 2, 8, 64, (Span(),), tied=True)
   head, verifier = (Model({}, n, name='any') for n in (Eagle(HeadConfig('eagle', layer, (-1,))), Decoder(layer, (1,))))
-  around = [models.frequent(small, [3]), models.translated(small, for_=large), models.layerskip.layerskip(large, 1)]
+  around = [drafters.frequent(small, [3]), drafters.translated(small, for_=large), layerskip(large, 1)]
   assert all(m.network.eos_ids for m in (*around, verifier))
-  assert not any(m.network.eos_ids for m in timing.endless([*around, *models.beside(head, verifier)]))
+  assert not any(m.network.eos_ids for m in timing.endless([*around, *drafters.beside(head, verifier)]))
 
 
 def test_a_model_that_drafts_for_itself_does_not_pay_and_the_plan_says_why():
@@ -426,7 +427,7 @@ def test_a_command_plans_and_another_decodes_by_it(tmp_path, capsys):
   assert command.main(run) == 1 and 'with temperature 0, not with temperature 1' in capsys.readouterr().err
   assert command.main([*run, '--temperature=0']) == 0
   assert len((tmp_path / 'out.jsonl').read_text().splitlines()) == 8
-  read = plans.digest_of([embedded.models()[0].tokenizer.encode(text) for text in texts])
+  read = planner.digest_of([embedded.models()[0].tokenizer.encode(text) for text in texts])
   assert plans.load(out).origin.data == f'in.jsonl, 8 prompts {read}'
 
 

@@ -11,7 +11,7 @@ from speccascade.data.examples import Example, Task
 from speccascade.evaluate.curves import Curve
 from speccascade.evaluate.experiment import Experiment
 from speccascade.models import toy
-from speccascade.planning import planner, profiling, sv_model
+from speccascade.planning import fitting, planner, profiling, sv_model
 from speccascade.sv import plans, predictors
 from speccascade.sv.predictors import AcceptanceTable
 
@@ -156,7 +156,7 @@ def test_a_batch_of_more_rows_than_were_measured_is_warned_of(made):
 )
 def test_a_table_that_cannot_have_been_measured_is_refused(edges, means, part):
   with pytest.raises(ValueError, match=part):
-    plans.Profile(plans.AcceptanceTable.of(*edges, means), [1.0, 2.0])
+    plans.Profile(AcceptanceTable.of(*edges, means), [1.0, 2.0])
 
 
 # ---- the table ----
@@ -165,18 +165,24 @@ def test_a_table_that_cannot_have_been_measured_is_refused(edges, means, part):
 def test_bins_have_equal_counts_and_thin_ones_lean_on_their_row():
   rng = np.random.default_rng(0)
   s, a = rng.random(6000), rng.random(6000) ** 3
-  table = AcceptanceTable.fitted(s * a, s, a, (5, 4))
+  table = fitting.table(s * a, s, a, (5, 4))
   row, column = table.cells(s, a)
   counts = np.bincount(row * 4 + column, minlength=20)
   assert counts.size == 20 and counts.min() > 290 and counts.max() < 310
   assert np.abs(table.predict(s, a) - s * a).mean() < 0.1
-  few = AcceptanceTable.fitted(np.float64(np.arange(8) == 0), s[:8], a[:8], (2, 2))
+  few = fitting.table(np.float64(np.arange(8) == 0), s[:8], a[:8], (2, 2))
   assert few.means.max() < 0.5  # the bin with the only accepted token has two
+
+
+def test_a_curve_is_that_of_its_samples():
+  x = np.random.default_rng(0).normal(size=20000) * 2
+  found = fitting.curve(1 / (1 + np.exp(1 - 0.7 * x)), x)
+  assert float(found.bias) == pytest.approx(-1, abs=0.01) and float(found.slope) == pytest.approx(0.7, abs=0.01)
 
 
 def test_equal_values_stay_in_one_bin():
   s, a = np.array([0.0, 1.0] * 50), np.array([1.0] * 100)
-  table = AcceptanceTable.fitted(s, s, a, (20, 15))
+  table = fitting.table(s, s, a, (20, 15))
   assert np.shape(table.means) == (2, 1)
   assert table.predict(np.array([0.0, 1.0]), np.ones(2)) == pytest.approx([1 / 29, 28 / 29], abs=0.05)
   assert np.asarray(table(np.float32([0.0, 1.0]), np.float32([1.0, 1.0]))).tolist() == table.means[:, 0].tolist()

@@ -8,7 +8,8 @@ import pytest
 import two_rows
 
 from speccascade import decode, methods
-from speccascade.models import one_pass, toy
+from speccascade.drafters import one_pass
+from speccascade.models import toy
 from speccascade.sv import predictors
 from speccascade.sv.plans import Profile
 from speccascade.sv.verification import Budget, Causal, Goodput, Stale, TopK

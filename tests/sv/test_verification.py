@@ -18,11 +18,11 @@ from speccascade import acceptance, backends, decode, methods, Sampler
 from speccascade.backends.ops import take
 from speccascade.check import enumeration
 from speccascade.check.enumeration import distance
+from speccascade.drafters.layerskip import layerskip
 from speccascade.engine.limits import Limit
 from speccascade.engine.loop import decode_batch
 from speccascade.models import packing, toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
-from speccascade.models.layerskip import layerskip
 from speccascade.models.t5 import T5, T5Config
 from speccascade.sv import verification
 from speccascade.sv.plans import Profile

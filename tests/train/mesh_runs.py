@@ -24,8 +24,8 @@ import numpy as np  # noqa: E402
 from small import copies, quiet, settings  # noqa: E402
 
 from speccascade.backends import sharding  # noqa: E402
+from speccascade.drafters.eagle import Eagle, HeadConfig  # noqa: E402
 from speccascade.models.decoder import Decoder, DecoderConfig, Span  # noqa: E402
-from speccascade.models.eagle import Eagle, HeadConfig  # noqa: E402
 from speccascade.models.t5 import T5, T5Config  # noqa: E402
 from speccascade.train import loop  # noqa: E402
 from speccascade.train.optimizers import Optimizer  # noqa: E402

@@ -14,12 +14,12 @@ from small import copies, DECODER, quiet, settings, T5_NET
 from tiers import long_but
 
 import speccascade
-from speccascade import decode, methods, models, Sampler
+from speccascade import decode, drafters, methods, Sampler
+from speccascade.drafters.eagle import Eagle, HeadConfig
+from speccascade.drafters.hidden import Head
+from speccascade.drafters.medusa import Medusa, MedusaConfig
 from speccascade.host.errors import RunError
 from speccascade.models.decoder import DecoderConfig, Span
-from speccascade.models.eagle import Eagle, HeadConfig
-from speccascade.models.hidden import Head
-from speccascade.models.medusa import Medusa, MedusaConfig
 from speccascade.train import forcing, jobs, losses
 from speccascade.train.batches import collate
 from speccascade.train.forcing import Drafting
@@ -53,13 +53,13 @@ def model(family, seed=7):
 
 def drafter(kind, family):
   """Return a drafter with random parameters."""
-  network = models.one_pass(model(family), MASK).network if kind == 'one pass' else HEADS[kind]
+  network = drafters.one_pass(model(family), MASK).network if kind == 'one pass' else HEADS[kind]
   return Model(jax.jit(network.init)(jax.random.key(1)), network, name='drafter')
 
 
 def in_a_round(some, verifier, source, target, end, count):
   """Return the logits [count, V] of a draft behind the tokens up to target[end - 1], which is then target[end:]."""
-  drafts, reads = (some, None) if not isinstance(some.network, Head) else models.beside(some, verifier)
+  drafts, reads = (some, None) if not isinstance(some.network, Head) else drafters.beside(some, verifier)
   is_decoder = verifier.network.start_id is None
   text, at = ([*source, *target], len(source) - 1) if is_decoder else ([0, *target], 0)
   last = at + end

@@ -1,6 +1,6 @@
 """Published heads: EAGLE-1, EAGLE-3, P-EAGLE, MTP, Medusa, DFlash and DSpark, by what their folders have.
 
-A head has no embedding and often no scores of its own: `models.beside(head, verifier)` puts it beside its verifier.
+A head has no embedding and often no scores of its own: `drafters.beside(head, verifier)` puts it beside its verifier.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,11 +18,11 @@ from speccascade.checkpoints.files import AGAIN
 from speccascade.checkpoints.hf.checks import check_keys, refuse_quantised
 from speccascade.checkpoints.hf.family import MASK, network_from_config, token_id
 from speccascade.checkpoints.stored import Tensor
+from speccascade.drafters.dflash import DFlash, DFlashConfig
+from speccascade.drafters.eagle import Eagle, HeadConfig
+from speccascade.drafters.hidden import Head
+from speccascade.drafters.medusa import Medusa, MedusaConfig
 from speccascade.models.decoder import DecoderConfig
-from speccascade.models.dflash import DFlash, DFlashConfig
-from speccascade.models.eagle import Eagle, HeadConfig
-from speccascade.models.hidden import Head
-from speccascade.models.medusa import Medusa, MedusaConfig
 from speccascade.types import Params
 
 _LAYER = {  # our modules, by the names behind the layer's prefix

@@ -18,12 +18,12 @@ from flax import linen as nn
 import jax.numpy as jnp
 
 from speccascade.backends import Backend, View
+from speccascade.drafters.hidden import Head, Reading
 from speccascade.models import cache as cache_lib
 from speccascade.models import layers as blocks
 from speccascade.models import rope as rope_lib
 from speccascade.models.base import Base
 from speccascade.models.decoder import attention_of, DecoderConfig, Layer, norm_of
-from speccascade.models.hidden import Head, Reading
 from speccascade.types import Array, Cache, Params
 
 UNSEEN = -1e9  # of a slot's score

@@ -18,13 +18,14 @@ from tiers import long_but
 from trained import corpus, NEW, PAIRS, prompts
 
 import speccascade
-from speccascade import decode, embedded, methods, models, rules, Sampler
+from speccascade import decode, drafters, embedded, methods, rules, Sampler
 from speccascade.check import enumeration
 from speccascade.data import tokenizer_formats, tokenizers
+from speccascade.drafters import ngram, one_pass, translation
+from speccascade.drafters.hidden import Drafter, Observed
 from speccascade.engine.loop import decode_batch
-from speccascade.models import ngram, one_pass, toy, translation
+from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
-from speccascade.models.hidden import Drafter, Observed
 from speccascade.planning.cost_model import Costs
 from speccascade.planning.planner import plan
 from speccascade.types import Model, Prompt
@@ -60,7 +61,7 @@ DIRECTIONS = [('sentencepiece', 'byte_level'), ('byte_level', 'sentencepiece')]
 @pytest.mark.parametrize('large, small', DIRECTIONS)
 def test_common_tokens_are_those_that_write_the_same(verifiers, large, small):
   large, small = verifiers[large], verifiers[small]
-  made = models.translated(small, for_=large)
+  made = drafters.translated(small, for_=large)
   read, write = (np.asarray(made.params[translation.TABLES][name]) for name in ('read', 'write'))
   common = np.flatnonzero(translation.common(made))
   assert 200 < common.size < 500 and len({*write[common]}) == common.size
@@ -82,7 +83,7 @@ def test_common_tokens_are_those_that_write_the_same(verifiers, large, small):
 @pytest.mark.parametrize('large, small', DIRECTIONS)
 def test_sequences_begin_and_end_alike(verifiers, large, small):
   large, small = verifiers[large], verifiers[small]
-  made = models.translated(small, for_=large)
+  made = drafters.translated(small, for_=large)
   for name in ('read', 'write'):
     table = np.asarray(made.params[translation.TABLES][name])
     assert table[large.tokenizer.eos_ids[0]] == small.tokenizer.eos_ids[0]
@@ -95,7 +96,7 @@ def test_the_distribution_is_the_published_one_on_the_intersection(verifiers):
   large, small = verifiers['byte_level'], verifiers['german']
   ours, theirs = large.tokenizer.pieces(), small.tokenizer.pieces()
   both = [(i, theirs.index(piece)) for i, piece in enumerate(ours) if piece in theirs]
-  made = models.translated(small, for_=large)
+  made = drafters.translated(small, for_=large)
   cache = made.network.prefill(made.params, Prompt(jnp.array([[3, 4]]), jnp.array([2])), 8)
   logits, _ = made.network.extend(made.params, cache, jnp.array([[4]]), jnp.array([[1]]))
   q = reference.softmax(np.asarray(small.params['table'], np.float64)[theirs.index(ours[4])])
@@ -134,7 +135,7 @@ def test_a_translated_drafter_changes_nothing_but_acceptance(tmp_path):
   run = functools.partial(decode, prompts=list(english[:24]), max_new_tokens=40, sampler=Sampler(0.0), batch_size=24)
   alone = run(methods.autoregressive(), [large])
   rates = {}
-  for drafter in (small, models.translated(foreign, for_=large)):
+  for drafter in (small, drafters.translated(foreign, for_=large)):
     out = run(methods.speculative(block=3), [drafter, large])
     assert out.tokens == alone.tokens
     rates[drafter.name] = out.stats.accepted.sum() / out.stats.tested.sum()
@@ -143,14 +144,14 @@ def test_a_translated_drafter_changes_nothing_but_acceptance(tmp_path):
   assert 0 < after < before
 
 
-GREEDY = json.loads((Path(__file__).parent / 'golden' / 'greedy.json').read_text())
+GREEDY = json.loads((Path(__file__).parents[1] / 'models' / 'golden' / 'greedy.json').read_text())
 
 
 @pytest.mark.parametrize('family', long_but(PAIRS, []))
 def test_200_prompts_are_continued_as_by_the_verifier_alone(family, shared, tmp_path):
   folder = shared / 'checkpoints' / family
   small, large = (speccascade.load(folder / name, dtype='float32') for name in PAIRS[family])
-  foreign = models.translated(with_bytes(small, tmp_path, corpus(shared, family, 2000), 3000), for_=large)
+  foreign = drafters.translated(with_bytes(small, tmp_path, corpus(shared, family, 2000), 3000), for_=large)
   run = functools.partial(
     decode, prompts=prompts(shared, family, 200), max_new_tokens=NEW, sampler=Sampler(0.0), batch_size=50
   )
@@ -204,7 +205,7 @@ def test_what_a_head_over_some_tokens_lacks_is_lacking_in_another_vocabulary_too
   lacking = dataclasses.make_dataclass('Lacking', [], bases=(type(drafter.network),), frozen=True)
   lacking.lacks = lambda self, params: jnp.asarray(head < 0)
   drafter = drafter.replace(network=lacking(4))
-  found = models.translated(drafter, for_=toy.model(0, 5), tables=([0] * 5, [3, -1, 2, 1, 0]))
+  found = drafters.translated(drafter, for_=toy.model(0, 5), tables=([0] * 5, [3, -1, 2, 1, 0]))
   assert found.network.lacks(found.params).tolist() == [False, True, True, False, False]
 
 
@@ -216,31 +217,31 @@ def test_a_drafter_that_would_not_draft_as_it_does_is_not_translated(change, kin
   toy0 = toy.model(3, 5)
   drafter = ngram.drafter(toy0, memory=8) if change is None else one_pass(toy0, **change)
   with pytest.raises(ValueError, match=having(drafter.name, kind)):
-    models.translated(drafter, for_=toy.model(0, 5), tables=([0] * 5, [0] * 5))
+    drafters.translated(drafter, for_=toy.model(0, 5), tables=([0] * 5, [0] * 5))
 
 
 def test_errors_name_what_is_missing(verifiers):
   small, large = verifiers['byte_level'], toy.model(0, 5)
   with pytest.raises(ValueError, match=having('toy0', 'tokenizer=', 'tables=')):
-    models.translated(small, for_=large)
+    drafters.translated(small, for_=large)
   with pytest.raises(ValueError, match=having('write', '0 … 499', '5 tokens', 'toy0')):
-    models.translated(small, for_=large, tables=([0] * 5, [500] * 5))
+    drafters.translated(small, for_=large, tables=([0] * 5, [500] * 5))
   with pytest.raises(ValueError, match=having('read', '[4]')):
-    models.translated(small, for_=large, tables=([0] * 4, [-1] * 5))
+    drafters.translated(small, for_=large, tables=([0] * 4, [-1] * 5))
   with pytest.raises(ValueError, match=having('read', '-1')):
-    models.translated(small, for_=large, tables=([-1] * 5, [-1] * 5))
+    drafters.translated(small, for_=large, tables=([-1] * 5, [-1] * 5))
   with pytest.raises(ValueError, match=having(small.name, 'toy0', '1 token')):
-    models.translated(small, for_=large, tables=([0] * 5, [-1, -1, 7, -1, -1]))
+    drafters.translated(small, for_=large, tables=([0] * 5, [-1, -1, 7, -1, -1]))
   with pytest.raises(ValueError, match=having('write', '7', small.name, '2 times')):
-    models.translated(small, for_=large, tables=([0] * 5, [-1, 7, 7, 3, -1]))
+    drafters.translated(small, for_=large, tables=([0] * 5, [-1, 7, 7, 3, -1]))
   with pytest.raises(ValueError, match=having(small.name, 'share a text')):
-    models.translated(small, for_=toy.model(0, 5, encoder=True))
+    drafters.translated(small, for_=toy.model(0, 5, encoder=True))
 
 
 def test_models_of_two_vocabularies_are_refused_with_the_remedy(verifiers):
-  with pytest.raises(ValueError, match=having('models.translated', '--translate')):
+  with pytest.raises(ValueError, match=having('drafters.translated', '--translate')):
     decode(methods.speculative(), [verifiers['german'], verifiers['byte_level']], ['A dog.'], max_new_tokens=2)
-  with pytest.raises(ValueError, match='models.translated'):
+  with pytest.raises(ValueError, match='drafters.translated'):
     decode(methods.speculative(), [toy.model(0, 4), toy.model(1, 3)], [[1]], max_new_tokens=2)
 
 
@@ -261,7 +262,7 @@ def test_the_plan_says_how_many_tokens_are_common():
 
 def test_a_network_with_named_axes_keeps_them_and_one_without_has_none():
   config = DecoderConfig(11, 8, 2, 2, 4, 8, (Span(),))
-  made = models.translated(
+  made = drafters.translated(
     Model(Decoder(config).init(jax.random.key(0)), Decoder(config)), for_=toy.model(0, 5), tables=(range(5), range(5))
   )
   shapes = jax.tree.map(lambda x: (x.shape, x.dtype), made.params)
@@ -273,8 +274,9 @@ def test_a_network_with_named_axes_keeps_them_and_one_without_has_none():
 
 def test_the_same_tables_have_the_same_digest():
   small = toy.model(1, 4).replace(digest='abc')
-  made = [models.translated(small, for_=toy.model(0, 3), tables=([0, 1, 2], write)) for write in ([0, 1, 2], [0, 1, 3])]
-  again = models.translated(small, for_=toy.model(0, 3), tables=([0, 1, 2], [0, 1, 2]))
+  see = functools.partial(drafters.translated, small, for_=toy.model(0, 3))
+  made = [see(tables=([0, 1, 2], write)) for write in ([0, 1, 2], [0, 1, 3])]
+  again = see(tables=([0, 1, 2], [0, 1, 2]))
   assert again.digest == made[0].digest != made[1].digest and FOREIGN.digest is None
 
 

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 
 from speccascade.backends import Backend
 from speccascade.backends.ops import take
+from speccascade.drafters.hidden import Head, Reading
 from speccascade.models import cache as cache_lib
 from speccascade.models import layers as blocks
 from speccascade.models import rope as rope_lib
 from speccascade.models.decoder import attention_of, DecoderConfig, norm_of
-from speccascade.models.hidden import Head, Reading
 from speccascade.types import Array, Cache, Params
 
 

@@ -21,8 +21,9 @@ from jax.sharding import PartitionSpec
 import numpy as np
 
 from speccascade.backends import Backend
+from speccascade.drafters.around import Around
 from speccascade.host import storage
-from speccascade.models.base import Around, Base
+from speccascade.models.base import Base
 from speccascade.types import Array, Cache, checked_int, Model, Network, Params, Prompt
 
 HEAD = 'frequent'  # its name among the parameters

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 
 from speccascade.backends import Backend
 from speccascade.backends.ops import take
+from speccascade.drafters.hidden import Head, Reading
 from speccascade.models import layers as blocks
 from speccascade.models.base import Base
-from speccascade.models.hidden import Head, Reading
 from speccascade.types import Array, Cache, Params
 
 MASK = 2**31 - 1  # no token, since nothing looks it up

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from speccascade.check.calls import Call
+from speccascade.check.sampler.calls import Call
 
 CALLS = 150_000  # of a case, then it is given up
 DEPTH = 12  # uniform numbers of one call

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from speccascade.check.cases import ASKED, Case, product, SETTINGS
-from speccascade.engine.validate import line_of
-from speccascade.host.errors import first_line
+from speccascade.check.sampler.cases import ASKED, Case, product, SETTINGS
+from speccascade.host.errors import first_line, line_of
 
 
 class Failed(ValueError):

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from speccascade.check.cases import number
-from speccascade.check.evidence import Bet, FALSE_ALARM, SHIFTS
-from speccascade.check.samplers import SamplerReport
+from speccascade.check.sampler.cases import number
+from speccascade.check.sampler.evidence import Bet, FALSE_ALARM, SHIFTS
+from speccascade.check.sampler.judge import SamplerReport
 
 POWERS = tuple(1 / t for t in (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2.0))
 TOP_P = 0.5, 0.7, 0.8, 0.9, 0.95, 0.98

@@ -26,7 +26,8 @@ import jax.numpy as jnp
 
 from speccascade.backends import Backend, sharding
 from speccascade.backends.ops import take
-from speccascade.models.base import Around, Base
+from speccascade.drafters.around import Around
+from speccascade.models.base import Base
 from speccascade.types import Array, Cache, Model, Network, Params, Prompt
 
 RING = 64  # positions whose features are kept
@@ -92,7 +93,7 @@ class Head(Base):
     raise NotImplementedError
 
   def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:
-    raise ValueError(f'{type(self).__name__} drafts from hidden states: put it beside its verifier by models.beside.')
+    raise ValueError(f'{type(self).__name__} drafts from hidden states: put it beside its verifier by drafters.beside.')
 
   extend = prefill
 

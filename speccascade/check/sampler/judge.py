@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from speccascade.check import laws
-from speccascade.check.calls import Call, Failed, taken
-from speccascade.check.cases import ASKED, Case, cases, number, numbers, SETTINGS
-from speccascade.check.evidence import Bet, excluded, FALSE_ALARM
+from speccascade.check.sampler import laws
+from speccascade.check.sampler.calls import Call, Failed, taken
+from speccascade.check.sampler.cases import ASKED, Case, cases, number, numbers, SETTINGS
+from speccascade.check.sampler.evidence import Bet, excluded, FALSE_ALARM
 from speccascade.types import checked_int
 
 RNGS = ('generator', 'jax', 'torch')

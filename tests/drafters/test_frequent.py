@@ -12,10 +12,11 @@ import pytest
 import reference
 from tiers import long_but
 
-from speccascade import checkpoints, decode, embedded, methods, models, rules, Sampler
+from speccascade import checkpoints, decode, drafters, embedded, methods, rules, Sampler
 from speccascade.backends.quantised import quantised
 from speccascade.check import enumeration
-from speccascade.models import layerskip, toy
+from speccascade.drafters import layerskip
+from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
 from speccascade.planning.cost_model import Costs
@@ -35,7 +36,7 @@ NETWORKS = {
 }
 TOKENS = [22, 3, 7, 8, 1, 3]
 TINY = Decoder(DecoderConfig(3, 8, 2, 2, 4, 8, (Span(),)))
-DRAFTER = models.frequent(Model(TINY.init(jax.random.key(0)), TINY, name='tiny'), [2, 1])
+DRAFTER = drafters.frequent(Model(TINY.init(jax.random.key(0)), TINY, name='tiny'), [2, 1])
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -54,7 +55,7 @@ def logits_of(model: Model, tokens) -> np.ndarray:
 def test_it_has_the_models_logits_at_its_tokens_and_no_others(name):
   network = NETWORKS[name]
   model = Model(network.init(jax.random.key(0)), network)
-  made = models.frequent(model, TOKENS)
+  made = drafters.frequent(model, TOKENS)
   kept = sorted({*TOKENS, *network.eos_ids})
   expected = np.full((4, 23), -np.inf, np.float32)
   expected[:, kept] = logits_of(model, [2, 9, 11, 3])[:, kept]
@@ -67,7 +68,7 @@ def test_it_has_the_models_logits_at_its_tokens_and_no_others(name):
 @pytest.mark.full
 def test_a_program_reads_no_row_of_another_token():
   model = Model(NETWORKS['a head of its own'].init(jax.random.key(0)), NETWORKS['a head of its own'])
-  made = models.frequent(model, TOKENS)
+  made = drafters.frequent(model, TOKENS)
   cache = made.network.empty_cache(made.params, 1, 16)
   args = made.params, cache, jnp.array([[2]]), jnp.array([[0]])
   text = jax.jit(made.network.extend).lower(*args).compile().as_text()
@@ -108,10 +109,10 @@ def test_greedy_texts_are_the_verifiers(early):
   small, large = embedded.models()
   drafter = layerskip.layerskip(large, 1) if early else small
   english, german = zip(*embedded.sentences('train', 400))
-  ids = models.frequent_tokens(small, german, 300)
+  ids = drafters.frequent_tokens(small, german, 300)
   run = functools.partial(decode, prompts=list(english[:24]), max_new_tokens=40, sampler=Sampler(0.0), batch_size=24)
   alone = run(methods.autoregressive(), [large])
-  out = run(methods.speculative(block=3), [models.frequent(drafter, ids), large])
+  out = run(methods.speculative(block=3), [drafters.frequent(drafter, ids), large])
   assert out.tokens == alone.tokens and out.stats.accepted.sum() > 0
   by_drafter = [np.asarray(tokens)[source == 0] for tokens, source in zip(out.tokens, out.stats.source, strict=True)]
   assert {*np.concatenate(by_drafter)} <= {*ids}
@@ -119,7 +120,7 @@ def test_greedy_texts_are_the_verifiers(early):
 
 def test_an_early_exit_with_a_head_of_its_own_shares_the_models_cache():
   _, large = embedded.models()
-  made = models.frequent(layerskip.layerskip(large, 1), [5, 6, 7])
+  made = drafters.frequent(layerskip.layerskip(large, 1), [5, 6, 7])
   assert made.network.shares_cache(made.params, large.network, large.params)
 
 
@@ -127,8 +128,8 @@ def test_an_early_exit_with_a_head_of_its_own_shares_the_models_cache():
 def test_a_quantised_drafter_is_cut_as_it_is():
   network = NETWORKS['a head of its own']
   params = network.init(jax.random.key(0))
-  cut_after = models.frequent(Model(quantised(params), NETWORKS['int8']), TOKENS)
-  cut_before = models.frequent(Model(params, network), TOKENS)
+  cut_after = drafters.frequent(Model(quantised(params), NETWORKS['int8']), TOKENS)
+  cut_before = drafters.frequent(Model(params, network), TOKENS)
   np.testing.assert_allclose(logits_of(cut_after, [3]), logits_of(cut_before, [3]), atol=0.05)
 
 
@@ -138,18 +139,18 @@ def test_a_quantised_drafter_is_cut_as_it_is():
 def test_tokens_are_counted_and_special_ones_come_first():
   small, _ = embedded.models()
   dog, cat = (small.tokenizer.encode(text, begins=False)[:-1] for text in ('dog', 'cat'))
-  ids = models.frequent_tokens(small, ['dog dog dog', 'cat cat', 'dog'])
+  ids = drafters.frequent_tokens(small, ['dog dog dog', 'cat cat', 'dog'])
   special = [*small.network.eos_ids, *small.tokenizer.special_ids.values()]
   assert {*ids[: len({*special})]} == {*special}
   assert min(map(ids.index, dog)) < min(map(ids.index, cat))
-  assert models.frequent_tokens(small, ['dog dog', 'cat'], 3) == ids[:3]
+  assert drafters.frequent_tokens(small, ['dog dog', 'cat'], 3) == ids[:3]
 
 
 def test_a_path_names_the_tokens_of_a_file(tmp_path):
   folder = Path(embedded.__file__).parent / 'pretrained' / 'small'
   (tmp_path / 'texts').write_text('Ein Hund läuft.\nEine Frau lacht.\n')
   path = f'{folder}@frequent={tmp_path}/texts'
-  expected = models.frequent_tokens(embedded.models()[0], ['Ein Hund läuft.\n', 'Eine Frau lacht.\n'])
+  expected = drafters.frequent_tokens(embedded.models()[0], ['Ein Hund läuft.\n', 'Eine Frau lacht.\n'])
   found, complete = checkpoints.load_all([path, folder])
   assert np.flatnonzero(~np.asarray(found.network.lacks(found.params))).tolist() == sorted(expected)
   assert found.name == f'small-frequent{len(expected)}' and found.digest == checkpoints.digest(path) != complete.digest
@@ -168,8 +169,8 @@ def test_the_plan_says_how_many_tokens_it_has():
 def test_errors_name_what_is_wrong():
   tiny = Model(TINY.init(jax.random.key(0)), TINY, name='tiny')
   with pytest.raises(ValueError, match=having('toy0', 'T5 or a decoder')):
-    models.frequent(toy.model(0, 5), [1])
+    drafters.frequent(toy.model(0, 5), [1])
   with pytest.raises(ValueError, match=having('tokens=3', '2')):
-    models.frequent(tiny, [1, 3])
+    drafters.frequent(tiny, [1, 3])
   with pytest.raises(ValueError, match=having('tiny', 'tokenizer=')):
-    models.frequent_tokens(tiny, ['a'])
+    drafters.frequent_tokens(tiny, ['a'])

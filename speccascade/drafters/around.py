@@ -1,0 +1,30 @@
+"""What drafters around another network have in common."""
+
+from speccascade.types import Cache, Network, Params
+
+
+class Around(Network):
+  """A network around another, `inner`, of which it has what depends on positions, heads and experts."""
+
+  @property
+  def inner(self) -> Network:
+    raise NotImplementedError
+
+  @property
+  def max_positions(self) -> int | None:
+    return self.inner.max_positions
+
+  @property
+  def context(self) -> int | None:
+    return self.inner.context
+
+  @property
+  def head_counts(self) -> tuple[int, int]:
+    return self.inner.head_counts
+
+  @property
+  def experts(self) -> tuple[int, int]:
+    return self.inner.experts
+
+  def reads(self, params: Params, cache: Cache) -> tuple[Params, Cache]:
+    return self.inner.reads(params, cache)
