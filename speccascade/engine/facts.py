@@ -16,7 +16,7 @@ from speccascade.stopping import Policy
 
 Phases = Iterable[Any]  # of `lowering.Phase`, which imports this
 
-MOST = 1 << 18  # rows of a round; more are a mistake
+MOST = 1 << 16  # kinds of rows; more are a mistake
 
 
 class Row(NamedTuple):
@@ -35,6 +35,11 @@ class Row(NamedTuple):
   closed: bool = False
   chosen: tuple[tuple[int, int], ...] = ()
   dropped: int = 0
+
+  def next_round(self, fed: set[int | None]) -> 'Row':
+    """Return the row before the next round; what a model that nothing feeds has not read does not count."""
+    unread = tuple(n if slot in fed else 1 for slot, n in enumerate(self.unread))
+    return Row(self.pending, unread, self.closed)
 
   def reads(self, model: int, unread: int) -> 'Row':
     """Return the row after a model has read on, so that so many tokens are unread."""
@@ -82,6 +87,7 @@ class Notes:
     needs: How many tokens its model has to read at once.
     usual: The same without rows whose draft ended early because the text did.
     slots: The slots of the window at which the logits of what it reads begin.
+    beside: Whether other rows wait meanwhile, whose windows are still needed.
     knows: Whether in some row its model has read all tokens before it, pending ones too.
     drafted: The most tokens that it made pending.
     untested: As of the class.
@@ -93,6 +99,7 @@ class Notes:
   needs: set[int] = dataclasses.field(default_factory=set)
   usual: set[int] = dataclasses.field(default_factory=set)
   slots: set[int] = dataclasses.field(default_factory=set)
+  beside: bool = False
   knows: bool = False
   drafted: int = 0
   untested: set[Untested] = dataclasses.field(default_factory=set)
@@ -104,8 +111,8 @@ class Notes:
 
   @property
   def aligned(self) -> bool:
-    """Whether in every row the logits of what it reads begin at the start of the window."""
-    return self.slots <= {0}
+    """Whether in every row the logits of what it reads begin at the start of a window that nothing else needs."""
+    return self.slots <= {0} and not self.beside
 
   @property
   def varies(self) -> bool:
@@ -143,7 +150,7 @@ class Run:
       rows, first = phase.run(self, rows, first)
       self.window = max([self.window, *(row.pending for row in rows)])
       if len(rows) > MOST:
-        raise ValueError(f'{phase} leaves {len(rows)} kinds of rows: draft fewer tokens in a round.')
+        raise ValueError(f'{phase} leaves too many kinds of rows; draft fewer tokens in a round.')
     return rows, first
 
 
@@ -169,6 +176,7 @@ class _Key:
 @functools.lru_cache(maxsize=1024)
 def _rounds(key: _Key) -> Rounds:
   phases, policy, slots = key.of
+  fed = {part.feeds for phase in phases for part in phase.parts()}
   goes_on: frozenset[int] = frozenset()
   while True:
     run = Run(phases, policy, goes_on)
@@ -177,8 +185,10 @@ def _rounds(key: _Key) -> Rounds:
     while new:
       reached |= new
       rows, _ = run.through(phases, new)
-      new = {row._replace(chosen=(), dropped=0) for row in rows} - reached
-    found = frozenset(note.number for note in run.notes if note.goes_on or note.knows)
+      new = {row.next_round(fed) for row in rows} - reached
+      if len(reached) > MOST:
+        raise ValueError('its rounds leave too many kinds of rows; draft fewer tokens in a round.')
+    found = frozenset(note.number for note in run.notes if note.goes_on or note.knows or note.beside)
     if found == goes_on:
       return Rounds(run.notes, run.window)
     goes_on = found

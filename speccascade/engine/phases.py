@@ -70,7 +70,9 @@ class Score(Phase):
   def __str__(self):
     return f'score({self.model})' if self.limit is None else f'score({self.model}, {self.limit})'
 
-  calls = 1
+  @property
+  def calls(self) -> int:
+    return int(self.widths != (0,))  # else its model has always read everything
 
   def of(self, networks: Sequence[Network]) -> 'Score':
     return self if self.limit is None else self.replace(limit=self.limit.of(networks))
@@ -106,9 +108,11 @@ class Score(Phase):
     return self.replace(widths=widths, aligned=notes.aligned)
 
   def __call__(self, context: Context, state: State) -> State:
+    if not self.calls:
+      return state
     size = state.window.size
     if self.limit is not None:
-      size = jnp.where(state.active, self.limit(context, state), size)
+      size = jnp.where(state.active, jnp.clip(self.limit(context, state), -1, size), size)
     # A need of 0 leaves a row as it is: one that is not active, or all of whose pending tokens the model has read.
     need = jnp.where(state.active, state.length + size - state.fed[:, self.model], 0)
     need = jnp.clip(need, 0, self.widths[-1])
@@ -247,8 +251,8 @@ class Propose(Phase):
 
   def of(self, networks: Sequence[Network]) -> 'Propose':
     network = networks[self.model]
-    facts = {name: getattr(network, name) for name in ('mask_token', 'provisional', 'remembers')}
-    return self.replace(**facts)
+    kind = dict(mask_token=network.mask_token, provisional=network.provisional)
+    return self.replace(remembers=network.remembers, **kind)
 
   def facts(self, row: Row, notes: Notes) -> Iterable[Row]:
     unread = row.unread[self.model]
@@ -535,8 +539,12 @@ class Alternate(Phase):
     after = set(rows)  # a row waits where most want another turn
     for turn, branch in enumerate(self.branches):
       mine = {row for row in rows if max(range(len(row.unread)), key=lambda m: row.unread[m]) == turn}
+      first = number
       ran, number = run.through(branch, mine, number)
       after |= ran
+      waits = any(row.pending or min(row.unread) < 1 for row in rows - mine)
+      for notes in run.notes[first:number]:
+        notes.beside |= waits
     return after, number
 
   def mapped(self, change):
