@@ -1,15 +1,16 @@
 """Simulate rounds of drafters and a verifier on chips of their own, whose halves of a batch take turns.
 
-  python experiments/overlap/overlap.py PAIR OUT.csv [--batches 8 32 …]
+  python experiments/overlap/overlap.py PAIR OUT.csv [--batches 8 32 …] [--scan]
 
 PAIR is t5 (small → XXL, speculative decoding) or llama (68M and a companion of 160M → 13B). All
 programs are compiled for v5e and simulated (`planning.rounds`): one mesh of eight chips as 1×8 and as 2×4, one of four
 as 1×4, and drafters on four chips as 4×1 beside the verifier on four as 1×4. A killed run goes on with its next batch.
-It needs the extra `tpu`, and about a minute a program.
+It needs the extra `tpu`, and with `--scan`, one layer for all, about a minute a program; without it several.
 """
 
 import argparse
 import csv
+import dataclasses
 from pathlib import Path
 import sys
 
@@ -142,10 +143,11 @@ def main():
   parser.add_argument('pair', choices=PAIRS)
   parser.add_argument('out', type=Path)
   parser.add_argument('--batches', type=int, nargs='+', default=(8, 32, 64, 128, 256))
+  parser.add_argument('--scan', action='store_true', help='compile one layer for all, which makes slower rounds')
   args = parser.parse_args()
   jax.config.update('jax_platforms', 'cpu')  # whatever is here, it is not what is compiled for
   sizes, method = PAIRS[args.pair]
-  networks = [make(size) for make, size in sizes]
+  networks = [dataclasses.replace(make(size), scan=args.scan) for make, size in sizes]
   done = [*csv.DictReader(args.out.open())] if args.out.exists() else []
   for batch in args.batches:
     if any((x['pair'], x['batch']) == (args.pair, str(batch)) for x in done):
