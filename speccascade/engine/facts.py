@@ -87,7 +87,8 @@ class Notes:
     needs: How many tokens its model has to read at once.
     usual: The same without rows whose draft ended early because the text did.
     slots: The slots of the window at which the logits of what it reads begin.
-    beside: Whether other rows wait meanwhile, whose windows are still needed.
+    waits: Whether other rows may wait meanwhile.
+    beside: Whether the windows of some that wait are still needed.
     knows: Whether in some row its model has read all tokens before it, pending ones too.
     drafted: The most tokens that it made pending.
     untested: As of the class.
@@ -99,6 +100,7 @@ class Notes:
   needs: set[int] = dataclasses.field(default_factory=set)
   usual: set[int] = dataclasses.field(default_factory=set)
   slots: set[int] = dataclasses.field(default_factory=set)
+  waits: bool = False
   beside: bool = False
   knows: bool = False
   drafted: int = 0
@@ -116,8 +118,8 @@ class Notes:
 
   @property
   def varies(self) -> bool:
-    """Whether some rows need less than half of what others do."""
-    return bool(self.usual) and 2 * min(self.usual) < self.need
+    """Whether some rows need nothing, or less than half of what others do."""
+    return self.waits or bool(self.usual) and 2 * min(self.usual) < self.need
 
   def feeds(self, row: Row, model: int, pending: int):
     """Note that a model reads what is committed and so many pending tokens."""

@@ -542,9 +542,11 @@ class Alternate(Phase):
       first = number
       ran, number = run.through(branch, mine, number)
       after |= ran
-      waits = any(row.pending or min(row.unread) < 1 for row in rows - mine)
+      others = rows - mine
+      needed = any(row.pending or min(row.unread) < 1 for row in others)
       for notes in run.notes[first:number]:
-        notes.beside |= waits
+        notes.waits |= bool(others)
+        notes.beside |= needed
     return after, number
 
   def mapped(self, change):
