@@ -8,8 +8,7 @@ it. `find_text(case)` compares texts under `coupling='gumbel'` with those of the
 from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
-import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unittest import mock
 
 import jax
@@ -18,7 +17,7 @@ import law_of_a_row
 from law_of_a_row import Law, Noted, Size
 import numpy as np
 
-from speccascade import acceptance, backends, decode, methods, Request, rules, Sampler, stopping
+from speccascade import acceptance, backends, Request, rules, Sampler, stopping
 from speccascade.engine import feeding, inputs, loop, method as methods_of_phases, requests, validate
 from speccascade.engine.job import Job
 from speccascade.engine.lowering import lower
@@ -26,7 +25,7 @@ from speccascade.engine.method import Strategy
 from speccascade.engine.phases import Score, Verify
 from speccascade.engine.state import cache_slots
 from speccascade.models import hidden, ngram
-from speccascade.types import Model, NO_FAULT, STALLED
+from speccascade.types import Model, NO_FAULT, Prompt
 
 SEED = 5  # of the calls; a memory that has the text of an equal seed has this one
 CLOSE = 2e-6  # what float32 leaves of an exact law
@@ -103,11 +102,6 @@ class Found(NamedTuple):
 
   off: float | None
   example: str = ''
-
-
-@functools.lru_cache(maxsize=512)
-def _bound(case_id: int):
-  return None
 
 
 def find_law(case: Case, size: Size) -> Found:
@@ -230,8 +224,6 @@ def _logits(model: Model, prompt: Sequence[int], outputs: np.ndarray) -> jax.Arr
   network, (text, _) = model.network, _prefix(model.network, prompt, outputs)
   n, length = text.shape
   tokens = jnp.tile(jnp.asarray([prompt], jnp.int32), (n, 1))
-  from speccascade.types import Prompt
-
   cache = network.prefill(model.params, Prompt(tokens, jnp.full(n, len(prompt), jnp.int32)), length + len(prompt) + 1)
   positions = jnp.tile(jnp.arange(length)[None], (n, 1))
   return network.extend(model.params, cache, jnp.asarray(text), positions)[0][:, -1].astype(jnp.float32)
@@ -266,3 +258,48 @@ def _target(combiner, logits, sampler, text, output):
 def _wide(sampler):
   wide = lambda x: None if x is None else x[:, None]
   return sampler.bind(wide(sampler.seen), wide(sampler.counts))
+
+
+# ---- both ----
+
+
+class Judged(NamedTuple):
+  """A verdict, what was found, and the error of a loop that could not be run."""
+
+  case: Case
+  verdict: Verdict
+  found: Found
+  error: str = ''
+
+  @property
+  def differs(self) -> bool | None:
+    """Whether the output was found to be another than the target's; None where that was not found out."""
+    if self.error:
+      return None if self.error.startswith('TooMany') else True
+    return None if self.found.off is None else self.found.off > TELLING
+
+  @property
+  def contradicts(self) -> bool:
+    """Whether the verdict is wrong by itself: one of exact that does not hold."""
+    return self.verdict.kind == 'exact' and (self.differs or (self.found.off or 0) > CLOSE)
+
+  def __str__(self):
+    found = self.error or f'off by {self.found.off}: {self.found.example}'
+    return f'{self.verdict.kind} {self.verdict.sentence}\n    {found}\n    {self.case}'
+
+
+SIZES = Size(3, 7), Size(2, 7, tables=2), Size(2, 7, tables=1, boxes=200_000)
+
+
+def judge(case: Case, sizes: Sequence[Size] = SIZES) -> Judged:
+  """Ask for the verdict, and find out the law, of fewer tokens where there are too many boxes."""
+  asked, found, error = verdict(case), Found(None), ''
+  for size in sizes:
+    try:
+      return Judged(case, asked, find_law(case, size))
+    except law_of_a_row.TooMany as many:
+      error = f'TooMany: {many}'
+    except Exception as problem:  # whatever a loop raises that was not refused
+      error = f'{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ""}'
+      break
+  return Judged(case, asked, found, error)

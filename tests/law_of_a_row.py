@@ -24,6 +24,7 @@ from speccascade.types import ACCEPT, Array, DRAFT, FINAL, static
 
 AT_ONCE = 512  # boxes that are run at once
 LEAST = 1e-7  # boxes that are narrower are left out: float32 tells no more
+FAULT = (-1,)  # the text of a row that ends without the tokens that it needs
 Law = dict[tuple[int, ...], float]  # {emitted tokens: probability}
 
 
@@ -141,7 +142,7 @@ def laws(run: Callable, shape: tuple[int, int], size: Size, final_prunes: bool, 
       c, d = _without_unused(c, d, shape, source, number)
     c, d = np.maximum(a, c), np.minimum(b, d)
     for i, weight in enumerate(np.prod(d - c, 1)):
-      text = tuple(tokens[i, : number[i]].tolist())
+      text = tuple(tokens[i, : number[i]].tolist()) if number[i] >= 0 else FAULT
       found[now[i]][text] = found[now[i]].get(text, 0) + weight
     more = _left_over(a, b, c, d, order)
     low = np.concatenate([low, *(x for x, _, _ in more)])
