@@ -167,6 +167,9 @@ TOLD = dict(threshold=0.7, first=2, decay=0.5, k=1)
 
 def _with_numbers(thing):
   """Return a policy or budget with numbers that tell of toy models."""
+  for name, value in vars(thing).items():
+    if callable(value):  # a rule
+      thing = thing.replace(**{name: rules.bind(value)})
   whole = lambda x: isinstance(x, int)
   names = {field.name for field in dataclasses.fields(thing)} & TOLD.keys()
   return thing.replace(**{name: TOLD[name] for name in names if whole(getattr(thing, name)) == whole(TOLD[name])})
@@ -193,7 +196,8 @@ SAMPLERS = {
 
 def shifted(logits, tokens, count):
   """Make a token less likely that depends on the place in the text and on the last token."""
-  return logits - 0.7 * (jnp.arange(logits.shape[0]) == (tokens[count - 1] + count) % logits.shape[0])
+  there = jnp.arange(logits.shape[0]) == (tokens[count - 1] + count) % logits.shape[0]
+  return logits - 0.7 * there.astype(logits.dtype)
 
 
 REQUESTS = {
@@ -373,7 +377,7 @@ def _phases(hand: Hand, gamma: int, name: str) -> Method:
   last = len(slots) - 1
   target = hand.some('own', 'own', 'all', 'others' if three else 'all')
   tested = {'own': (last,), 'all': slots, 'others': slots[1:]}[target]
-  combiner = rules.bind(rules.own) if len(tested) == 1 else rules.bind_combiner(targets()[hand('target')])
+  combiner = rules.bind(rules.own) if len(tested) == 1 else _combiner(targets()[hand('target')], len(tested))
   accept = acceptance.bind(acceptors()[hand('accept')])
   verify = lambda keep: Verify(combiner, tested, accept, keep)
   policy = policies()[hand('policy')]
@@ -398,6 +402,16 @@ def _phases(hand: Hand, gamma: int, name: str) -> Method:
   if len(phases) > 4:
     raise Unfit('too many phases')
   return Method((*phases, verify(hand.some(True, False))), slots, policy)
+
+
+def _combiner(function, models: int):
+  """Return a rule or combiner for so many models."""
+  if 'weights' in getattr(function, 'keywords', {}):
+    function = functools.partial(function, weights=(0.4, 0.6) if models == 2 else (0.5, 0.2, 0.3))
+  bound = rules.bind_combiner(function)
+  if rules.models_of(bound) not in (None, models):
+    raise Unfit('another number of models')
+  return bound
 
 
 def _turns(hand: Hand, gamma, slots, verify, policy):

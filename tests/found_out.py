@@ -251,7 +251,7 @@ def _target(combiner, logits, sampler, text, output):
     seen = jax.nn.one_hot(text, logits.shape[-1], dtype=jnp.int32).sum(1) > 0
     sampler = sampler.bind(seen if sampler.repeats else None, times if sampler.counting else None)
   none = jnp.zeros(logits.shape[1:-1], jnp.int32)
-  prefix = rules.Prefix(jnp.asarray(text)[:, None], none[:, None] + text.shape[1])
+  prefix = rules.Prefix(jnp.asarray(text), none[:, None] + text.shape[1])
   return rules.target(combiner, logits[:, :, None], _wide(sampler), none[:, None], prefix).probs[:, 0]
 
 
@@ -276,7 +276,7 @@ class Judged(NamedTuple):
     """Whether the output was found to be another than the target's; None where that was not found out."""
     if self.error:
       return None if self.error.startswith('TooMany') else True
-    return None if self.found.off is None else self.found.off > TELLING
+    return None if self.found.off is None else bool(self.found.off > TELLING)
 
   @property
   def contradicts(self) -> bool:
