@@ -156,6 +156,8 @@ def budgets() -> Mapping[str, Any]:
       around.append(thing)
       continue
     plain[thing.__name__] = _with_numbers(thing())
+    if 'k' in fields:
+      plain[f'{thing.__name__} of 2'] = plain[thing.__name__].replace(k=2)
     for name, field in fields.items():
       if isinstance(field.default, bool) and name == 'greedy':
         plain[f'{name} {thing.__name__}'] = _with_numbers(thing(**{name: not field.default}))
@@ -211,6 +213,7 @@ REQUESTS = {
 }
 
 AXES = {
+  'γ': lambda: ('1', '2', '2', '3'),
   'round': rounds,
   'drafter': lambda: tuple(drafters()),
   'target': lambda: tuple(targets()),
@@ -271,7 +274,7 @@ def _case(hand: Hand) -> Case:
   made = drafters()[kind](here)
   drafter, large = made if isinstance(made, tuple) else (made, here.large)
   here = here._replace(large=large)
-  method = _method(hand, here, 2 if vocab == 3 else hand.some(1, 2, 2, 3))
+  method = _method(hand, here, min(int(hand('γ')), 5 - vocab))
   models = _models(method, hand, here, drafter)
   if drafter not in models:
     hand.taken.pop('drafter')
@@ -343,13 +346,18 @@ def _by_name(hand: Hand, make, gamma: int):
         given[name] = pieces[name]()
       elif parameter.default is parameter.empty:
         raise Unfit(name)
-  return make(**given)
+  made = make(**given)
+  takes = 'accept' in inspect.signature(make).parameters
+  own = [p for p in made.all_phases if isinstance(p, Verify) and rules.inside(p.accept) is acceptance.token_wise]
+  if not takes and own and (hand.some(*[False] * 4, True) or 'accept' in hand.fixed):
+    made = made.accepting(acceptors()[hand('accept')])
+  return made
 
 
 def _profile(hand: Hand) -> Profile:
   """Return times of 2 rows and 0, 1, … tokens by which some tokens are worth it and others not."""
   rng = np.random.default_rng(hand.rng.randrange(1000))
-  steps = rng.choice([1.02, 1.1, 1.15, 1.3], 10)
+  steps = 1 + (gain := rng.uniform(0.55, 0.98, 10)) / (2 + gain * np.arange(10))  # about what a token is worth
   table = predictors.AcceptanceTable(np.float32([0.8]), np.float32([[0.9], [0.95]]), np.float32([[0.2, 0.6], [0.4, 0.95]]))
   return Profile(table, np.float32([1, 1, *np.cumprod([1, *steps])]))
 

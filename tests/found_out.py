@@ -168,7 +168,7 @@ def _runner(case: Case, size: Size):
       in_order=plain,
       near=near,
     )
-    return loop._decode_batch(program, lowered, params, arrays, noise, processor)
+    return loop._decode_batch.__wrapped__(program, lowered, params, arrays, noise, processor)
 
   def run(table):
     low, high = jnp.zeros_like(table), jnp.ones_like(table)

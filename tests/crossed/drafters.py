@@ -63,27 +63,46 @@ def corrected(world):
 
 
 @dataclasses.dataclass(frozen=True)
-class Stateful(toy.Table):
-  """A head in small: its state says how many drafted tokens it has read since committed ones, and shifts its logits."""
-
-  drafts_only = True
-  provisional = True
+class Watched(toy.Table):
+  """A verifier that keeps of each position that it has read it; what another has read since is not its own."""
 
   def prefill(self, params, prompt, max_len):
     cache = super().prefill(params, prompt, max_len)
-    return {**cache, 'depth': jnp.zeros(prompt.length.shape, jnp.int32)}
+    return {**cache, 'own': jnp.ones(cache['slots'].shape, bool)}
 
-  def extend(self, params, cache, tokens, positions, packing=None):
-    depth = jnp.zeros_like(cache['depth']) if tokens.shape[1] > 1 else jnp.minimum(cache['depth'] + 1, 3)
-    logits, table = super().extend(params, {k: v for k, v in cache.items() if k != 'depth'}, tokens, positions, packing)
-    return logits + params['shift'][depth][:, None], {**table, 'depth': depth}
+  def extend(self, params, cache, tokens, positions, packing=None, reader=True):
+    logits, table = super().extend(params, {k: v for k, v in cache.items() if k != 'own'}, tokens, positions, packing)
+    read = jnp.full(tokens.shape, reader)
+    return logits, {**table, 'own': jax.vmap(jax.lax.dynamic_update_slice)(cache['own'], read, positions[:, :1])}
+
+
+@dataclasses.dataclass(frozen=True)
+class Stateful(Watched):
+  """A head in small: its logits shift with the tokens that it has read since the last that its verifier has."""
+
+  drafts_only = True
+  provisional = True
+  packs = False
+
+  def shares_cache(self, params, other, other_params):
+    return type(other) is Watched and params['verifier'] is other_params['table']
+
+  def extend(self, params, cache, tokens, positions):
+    logits, cache = super().extend(params, cache, tokens, positions, reader=False)
+    depth = jnp.zeros_like(positions)
+    for back in (3, 2, 1):
+      alone = ~take(cache['own'], jnp.maximum(positions - back, 0)) & (positions >= back)
+      depth = jnp.where(alone, depth + 1, 0)
+    return logits + params['shift'][depth], cache
 
 
 @drafter('head')
 def head(world):
   shift = jnp.asarray(np.random.default_rng(4).normal(size=(4, world.vocab)), jnp.float32)
-  network = Stateful(world.vocab, 2, world.large.network.eos_ids, world.large.network.start_id)
-  return world.small.replace(params={**world.small.params, 'shift': shift}, network=network, name='head')
+  shape = world.vocab, 2, world.large.network.eos_ids, world.large.network.start_id
+  verifier = world.large.replace(network=Watched(*shape), name='watched')
+  params = {**world.small.params, 'shift': shift, 'verifier': verifier.params['table']}
+  return Model(params, Stateful(*shape), name='head'), verifier  # for which alone it drafts
 
 
 @dataclasses.dataclass(frozen=True)

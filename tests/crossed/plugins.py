@@ -1,0 +1,72 @@
+"""An acceptor, policies, a signal and a budget of one's own, which compositions cross as they do the package's."""
+
+from flax import struct
+import jax.numpy as jnp
+
+from speccascade import acceptance, rules, stopping
+from speccascade.backends.ops import take
+from speccascade.sv import predictors, verification
+from speccascade.types import iota
+
+
+@acceptance.acceptor(reads=(), by_round=False, exact=True)
+def generous(trial):
+  """Accept more tokens than are tested, where a test accepts all; the loop knows better."""
+  verdict, noise = acceptance.token_wise(trial)
+  more = 2 * (verdict.accepted == trial.tested).astype('int32')
+  return verdict._replace(accepted=verdict.accepted + more), noise
+
+
+@struct.dataclass
+class Nosy(stopping.Policy):
+  """Draft one token, or all, by the drafted tokens of the last round that no test looked at."""
+
+  def init(self, rows):
+    return jnp.full(rows, 3, jnp.int32)
+
+  def length(self, carry, n):
+    return jnp.minimum(carry, n)
+
+  def learn(self, state, tested, accepted, live, most):
+    place = iota(state.window.source.shape[1])
+    tokens = take(state.tokens, state.length[:, None] + place)
+    dropped = (place >= tested[:, None]) & (place < state.window.size[:, None])
+    return jnp.where((dropped & (tokens == 0)).any(1), 1, 3)
+
+
+@struct.dataclass
+class InTurn(stopping.Policy):
+  """Draft one token and three in turn."""
+
+  def init(self, rows):
+    return jnp.full(rows, 1, jnp.int32)
+
+  def length(self, carry, n):
+    return jnp.minimum(carry, n)
+
+  def update(self, carry, tested, accepted, live, most):
+    return 4 - carry
+
+
+@predictors.signal(drawn=False)
+def by_last(draft):
+  """A token is likely to be accepted behind a token 0."""
+  before = jnp.pad(draft.tokens[:, :-1], ((0, 0), (1, 0)), constant_values=1) if draft.tokens.ndim > 1 else draft.tokens
+  return jnp.where(before == 0, 0.95, 0.6)
+
+
+@struct.dataclass
+class Longest(verification.Budget):
+  """Verify the whole draft of the row whose draft is the likeliest, and one token of the others."""
+
+  def __call__(self, chances, active):
+    chance = jnp.where(active, jnp.max(chances, 1), -1.0)
+    best = jnp.arange(len(chance)) == chance.argmax()
+    drafted = jnp.sum(chances > 0, 1)
+    return jnp.where(best, drafted, jnp.minimum(drafted, 1)).astype(jnp.int32)
+
+
+@rules.rule()
+def half_way(q, p):
+  """A target half way between the two."""
+  return (q.probs + p.probs) / 2
