@@ -47,18 +47,14 @@ MOST = 7  # tokens that a row emits at most: three that are measured, and a draf
 # ---- worlds ----
 
 
-def _world(vocab: int, encoder: bool):
+@functools.cache
+def world(vocab: int, encoder: bool = False, seed: int = 0):
+  """Return the models of a vocabulary."""
   from crossed.drafters import World
 
-  large = toy.model(1, vocab, scale=1.2, encoder=encoder)
-  near = lambda seed, scale: toy.model(seed, vocab, scale=scale, near=large, encoder=encoder)
-  return World(vocab, large, near(3, 0.6), near(2, 0.8))
-
-
-@functools.cache
-def world(vocab: int, encoder: bool = False):
-  """Return the models of a vocabulary."""
-  return _world(vocab, encoder)
+  large = toy.model(10 * seed + 1, vocab, scale=1.2, encoder=encoder)
+  near = lambda i, scale: toy.model(10 * seed + i, vocab, scale=scale, near=large, encoder=encoder)
+  return World(vocab, large, near(3, 0.6), near(2, 1.2 if seed % 2 else 0.8))
 
 
 # ---- registries ----
@@ -270,7 +266,7 @@ def draw(seed: Any, fixed: Mapping[str, str] = {}) -> Case | None:
 def _case(hand: Hand) -> Case:
   kind = hand('drafter')
   vocab = 3 if kind in ('translated', 'frequent') and hand.some(True, True, False) else 2
-  here = world(vocab, hand('text') == 'encoder–decoder')
+  here = world(vocab, hand('text') == 'encoder–decoder', hand.some(*range(6)))
   made = drafters()[kind](here)
   drafter, large = made if isinstance(made, tuple) else (made, here.large)
   here = here._replace(large=large)
@@ -401,8 +397,9 @@ def _phases(hand: Hand, gamma: int, name: str) -> Method:
     elif hand.some(True, False, False):
       limit = First(hand.some(*range(gamma + 1)))
     phases.append(Score(slot, limit))
-    if hand.some(*[False] * 3, True):
-      phases.append(hand.some(Truncate(slot), Wait(slot), Score(slot), verify(True)))
+    if hand.some(*[False] * 2, True):
+      more = (Truncate(slot),), (Wait(slot),), (Score(slot),), (verify(True),), (verify(True), Score(slot))
+      phases += hand.some(*more)
   if hand.some(True, False, False):
     hand.rng.shuffle(phases)
   if hand.some(*[False] * 4, True):

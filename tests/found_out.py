@@ -204,7 +204,7 @@ def expected(case: Case, target, count: int) -> Law:
   for n in range(most):
     texts = list(law)
     outputs = np.array(texts, np.int32).reshape(len(texts), n)
-    logits = jnp.stack([_logits(m, asked.prompt, outputs) for m in models])
+    logits = jnp.stack([_logits(m, asked.prompt, outputs, _verifier_of(m, case.models)) for m in models])
     logits = _asked(case, models, combiner, logits, asked, outputs, ends)
     pi = np.asarray(_target(combiner, logits, sampler, *_prefix(last, asked.prompt, outputs)), float)
     law = {(*t, v): law[t] * p for t, row in zip(texts, pi) for v, p in enumerate(row) if p > 0}
@@ -219,14 +219,28 @@ def _prefix(network, prompt, outputs):
   return np.concatenate([np.tile(np.array(prompt, np.int32), (len(outputs), 1)), outputs], 1), outputs
 
 
-def _logits(model: Model, prompt: Sequence[int], outputs: np.ndarray) -> jax.Array:
-  """Return the logits [N, V] after outputs [N, n], each text read afresh from its start."""
-  network, (text, _) = model.network, _prefix(model.network, prompt, outputs)
+def _verifier_of(model: Model, models: Sequence[Model]) -> Model | None:
+  """Return the model in whose cache a head works, None of all others."""
+  if not model.network.provisional:
+    return None
+  return next((m for m in models if model.network.shares_cache(model.params, m.network, m.params)), None)
+
+
+def _logits(model: Model, prompt: Sequence[int], outputs: np.ndarray, verifier: Model | None) -> jax.Array:
+  """Return the logits [N, V] after outputs [N, n], each text read from its start; a head reads beside its verifier."""
+  text, _ = _prefix(model.network, prompt, outputs)
   n, length = text.shape
-  tokens = jnp.tile(jnp.asarray([prompt], jnp.int32), (n, 1))
-  cache = network.prefill(model.params, Prompt(tokens, jnp.full(n, len(prompt), jnp.int32)), length + len(prompt) + 1)
-  positions = jnp.tile(jnp.arange(length)[None], (n, 1))
-  return network.extend(model.params, cache, jnp.asarray(text), positions)[0][:, -1].astype(jnp.float32)
+  read = Prompt(jnp.tile(jnp.asarray([prompt], jnp.int32), (n, 1)), jnp.full(n, len(prompt), jnp.int32))
+  owner = verifier or model
+  cache = owner.network.prefill(owner.params, read, length + len(prompt) + 1)
+  tokens, positions = jnp.asarray(text), jnp.tile(jnp.arange(length)[None], (n, 1))
+  if verifier is None:
+    return model.network.extend(model.params, cache, tokens, positions)[0][:, -1].astype(jnp.float32)
+  for i in range(length):
+    at = slice(i, i + 1)
+    logits, cache = model.network.extend(model.params, cache, tokens[:, at], positions[:, at])
+    _, cache = verifier.network.extend(verifier.params, cache, tokens[:, at], positions[:, at])
+  return logits[:, -1]
 
 
 def _asked(case, models, combiner, logits, asked, outputs, ends):

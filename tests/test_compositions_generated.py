@@ -1,17 +1,85 @@
 """Compositions that are drawn: what the package says of them is what is found."""
 
+import collections
+import itertools
 import os
+import pathlib
+import re
 
 import compositions
 from found_out import judge, Size
 import jax
 import pytest
+from tiers import long_but
 
 from speccascade import acceptance, stopping
 from speccascade.engine import job, lowering, method, phases
-from speccascade.sv.verification import Scheduled
+from speccascade.engine.phases import Score, Verify
+from speccascade.sv.verification import Scheduled, Scheduling
 
 SEED = os.environ.get('SPECCASCADE_COMPOSITIONS', '0')  # another one draws others
+
+# ---- verdicts ----
+
+
+def left_pending(case):
+  """A round that begins with a draft, while tokens are pending that the last test of the round before kept."""
+  last = case.method.phases[-1]
+  return isinstance(last, Verify) and last.keep
+
+
+def head_in_turns(case):
+  """A head that takes turns with others drafts as if it had read what is pending."""
+  return case.method.takes_turns and any(m.network.provisional for m in case.models)
+
+
+def schedule_of_another_policy(case):
+  """A schedule that remembers reads the carry of the policy that the round has in its place."""
+  limits = [p.limit for p in case.method.all_phases if isinstance(p, Score) and isinstance(p.limit, Scheduled)]
+  return any((x.remembers or x.stops) and not isinstance(case.method.policy, Scheduling) for x in limits)
+
+
+KNOWN = left_pending, head_in_turns, schedule_of_another_policy  # wrong today, each to go
+NEEDLESS = pathlib.Path(__file__).parent / 'needless_refusals.txt'
+
+
+def stem(sentence):
+  """Return a refusal without numbers and names of what was drawn."""
+  names = sorted({str(x) for axis in compositions.AXES.values() for x in axis()}, key=len, reverse=True)
+  return re.sub(r'\d+', 'N', re.sub('|'.join(rf'\b{re.escape(n)}\b' for n in names), '…', sentence))[:90]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('number', range(6))
+def test_what_is_drawn_by_chance_is_what_is_said_of_it(number):
+  cases = (case for case in compositions.by_chance((SEED, number)) if not any(known(case) for known in KNOWN))
+  judged = judge(next(cases))
+  assert not judged.contradicts, str(judged)
+
+
+@pytest.mark.long
+def test_verdicts_of_all_pairs_are_true():
+  lossy, refused = collections.defaultdict(list), collections.defaultdict(list)
+  wrong = []
+  for i, case in enumerate(compositions.covering(SEED)):
+    if any(known(case) for known in KNOWN):
+      continue
+    judged = judge(case)
+    wrong += [str(judged)] * bool(judged.contradicts)
+    of = dict(case.chosen)
+    if judged.verdict.kind == 'lossy' and judged.differs is not None:
+      lossy[tuple(of.get(axis) for axis in ('accept', 'predictor', 'budget', 'ending'))].append(judged.differs)
+    if judged.verdict.kind == 'refused' and judged.differs is not None:
+      refused[stem(judged.verdict.sentence)].append(judged.differs)
+    if i % 25 == 24:
+      jax.clear_caches()
+  assert not wrong, '\n'.join(wrong)
+  needless = {sentence for sentence, differ in refused.items() if not any(differ)}
+  listed = set(NEEDLESS.read_text().splitlines())
+  assert needless <= listed, f'new needless refusals: {sorted(needless - listed)}'
+  never = [kind for kind, differ in lossy.items() if len(differ) > 5 and not any(differ)]
+  assert not never, f'lossy by verdict alone: {never}'
+
 
 # ---- faults of the past, each planted ----
 
@@ -56,7 +124,9 @@ def same_numbers(patch):
 
 
 def misread(patch):
+  """What a head or a drafter in one pass knows of its draft counts as its distribution after the text."""
   patch.setattr(method, '_misread', lambda *_: None)
+  patch.setattr(phases.Propose, '_reads_again', lambda self, state: state)
 
 
 def nosy(patch):
@@ -69,43 +139,66 @@ def everything(patch):
 
 OWN = dict(sampler='T=1', request='plain', text='decoder', seeds='own')
 FAULTS = {
-  'numbers by position where rows are compared': (by_position, dict(round='scheduled', budget='TopK of 2', ending='bonus', γ='3')),
-  'the same of greedy goodput': (by_position, dict(round='scheduled', budget='greedy Goodput', ending='bonus', γ='3')),
+  'numbers by position where rows are compared': (by_position, dict(round='scheduled', budget='TopK of 2', ending='bonus', γ='4', drafter='small', predictor='mixed_before')),
+  'the same of greedy goodput': (by_position, dict(round='scheduled', budget='greedy Goodput', ending='bonus', γ='3', drafter='small', predictor='mixed_before')),
   'the same before a test, of a drafter in one pass': (
     by_position,
-    dict(round='scheduled', budget='greedy Goodput', ending='test', drafter='one pass', γ='3'),
+    dict(round='scheduled', budget='greedy Goodput', ending='test', drafter='one pass', γ='3', predictor='mixed_drawn'),
   ),
   'the same before a test, of a head': (
     by_position,
-    dict(round='scheduled', budget='greedy Goodput', ending='test', drafter='head', γ='3'),
+    dict(round='scheduled', budget='greedy Goodput', ending='test', drafter='head', γ='3', predictor='mixed_drawn'),
   ),
-  'a model that is fed twice': (aligned, dict(round='drawn', accept='token_wise', policy='Policy')),
-  'a round that goes on behind its end': (behind_the_end, dict(round='drawn', request='stop token')),
+  'a model that is fed twice': (aligned, dict(round='drawn', accept='token_wise', policy='Policy', drafter='small')),
+  'a round that goes on behind its end': (behind_the_end, dict(OWN, round='drawn', request='stop token', accept='token_wise', policy='Policy', drafter='small')),
   'more is accepted than was tested': (unclipped, dict(round='speculative', accept='generous')),
   'block verification under a budget that looks ahead': (
     block_ahead,
-    dict(round='scheduled', accept='block', budget='Goodput', ending='test', predictor='drawn_q'),
+    dict(round='scheduled', accept='block', budget='Goodput', ending='test', predictor='mixed_drawn', drafter='small', γ='2'),
   ),
-  'a memory of an equal seed': (same_numbers, dict(round='speculative', drafter='lookup with memory', seeds='equal')),
-  'a head in the target': (misread, dict(round='speculative', drafter='head', target='opt')),
-  'a drafter in one pass in the target': (misread, dict(round='speculative', drafter='one pass', target='opt')),
+  'a memory of an equal seed': (same_numbers, dict(round='speculative', drafter='lookup with memory', seeds='equal', target='speculative', accept='token_wise')),
+  'a head in the target': (misread, dict(round='naive_cos', drafter='head', target='weighted', γ='3')),
+  'a drafter in one pass in the target': (misread, dict(round='naive_cos', drafter='one pass', target='weighted', γ='3')),
   'a policy that learns from what was not tested': (nosy, dict(round='speculative', policy='Nosy')),
   'an acceptor that accepts everything': (everything, dict(round='speculative', accept='everything')),
 }
-TRIES = 24
+TRIES, MOST = 2000, 30  # draws, and cases of them that are judged
+
+
+def fed_twice(case):
+  fed = [phase.feeds[0] for phase in case.method.phases if isinstance(phase, Score)]
+  return len(fed) > len(set(fed))
+
+
+def two_tests(case):
+  return sum(isinstance(phase, Verify) for phase in case.method.phases) > 1
+
+
+ONLY = {aligned: fed_twice, behind_the_end: two_tests}
+FEW = Size(3, 7, tables=2, boxes=20_000), Size(2, 7, tables=3)
 MANY = Size(2, 7, tables=48, boxes=200_000), Size(2, 7, tables=8)
+# of those that show in few draws the normal tier has a share
+SEARCHED = [name for name in FAULTS if name.startswith(('numbers', 'the same'))]
+
+
+def drawn(name):
+  fixed = FAULTS[name][1]
+  usual = {} if 'request' in fixed else OWN
+  cases = filter(None, (compositions.draw((SEED, name, i), usual | fixed) for i in range(TRIES)))
+  return itertools.islice(filter(ONLY.get(FAULTS[name][0]), cases), MOST)
+
+
+def catches(case, plant, sizes):
+  """Tell whether a case shows a fault, and nothing without it."""
+  with pytest.MonkeyPatch.context() as patch:
+    plant(patch)
+    if not judge(case, sizes).contradicts:
+      return False
+  return not judge(case, sizes).contradicts
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('name', FAULTS)
-def test_a_fault_of_the_past_is_found(name, monkeypatch):
-  plant, fixed = FAULTS[name]
-
-  def sound(case):
-    with pytest.MonkeyPatch.context() as without:
-      return not judge(case, MANY).contradicts
-
-  plant(monkeypatch)
-  fixed = ({} if 'request' in fixed else OWN | {'seeds': fixed.get('seeds', 'own')}) | fixed
-  drawn = (compositions.draw((SEED, name, i), fixed) for i in range(TRIES))
-  assert any(judge(case, MANY).contradicts and sound(case) for case in filter(None, drawn))
+@pytest.mark.parametrize('name', long_but(FAULTS, [name for name in FAULTS if name not in SEARCHED]))
+def test_a_fault_of_the_past_is_found(name):
+  sizes = MANY if name in SEARCHED else FEW
+  assert any(catches(case, FAULTS[name][0], sizes) for case in drawn(name))

@@ -48,11 +48,29 @@ class InTurn(stopping.Policy):
     return 4 - carry
 
 
+CHANCES = jnp.array([0.97, 0.3, 0.99, 0.9, 0.05, 0.8, 0.95])
+
+
+def mixed(position, tokens):
+  """Return chances that have no order, by positions and all drafted tokens up to each."""
+  if tokens.ndim == 1:  # of a draft that is being made, a token alone
+    return CHANCES[(3 * position + 2 * tokens) % 7]
+  texts = jnp.cumsum((tokens + 1) * (1 + iota(tokens.shape[1])), 1)
+  return CHANCES[(3 * position + 2 * texts) % 7]
+
+
 @predictors.signal(drawn=False)
-def by_last(draft):
-  """A token is likely to be accepted behind a token 0."""
-  before = jnp.pad(draft.tokens[:, :-1], ((0, 0), (1, 0)), constant_values=1) if draft.tokens.ndim > 1 else draft.tokens
-  return jnp.where(before == 0, 0.95, 0.6)
+def mixed_before(draft):
+  """A chance by the place and the drafted tokens before it."""
+  if draft.tokens.ndim == 1:
+    return mixed(draft.position, jnp.zeros_like(draft.tokens))
+  return mixed(draft.position, jnp.pad(draft.tokens[:, :-1], ((0, 0), (1, 0)), constant_values=1))
+
+
+@predictors.signal()
+def mixed_drawn(draft):
+  """A chance by the place and the drafted tokens up to it."""
+  return mixed(draft.position, draft.tokens)
 
 
 @struct.dataclass
