@@ -354,6 +354,8 @@ def _profile(hand: Hand) -> Profile:
   """Return times of 2 rows and 0, 1, … tokens by which some tokens are worth it and others not."""
   rng = np.random.default_rng(hand.rng.randrange(1000))
   steps = 1 + (gain := rng.uniform(0.55, 0.98, 10)) / (2 + gain * np.arange(10))  # about what a token is worth
+  if hand.some(True, False):  # the fifth token of two rows is worth it if it is very likely, the sixth never
+    steps[:] = [1.1] * 3 + [1.15] * 2 + [1.3] * 5
   table = predictors.AcceptanceTable(np.float32([0.8]), np.float32([[0.9], [0.95]]), np.float32([[0.2, 0.6], [0.4, 0.95]]))
   return Profile(table, np.float32([1, 1, *np.cumprod([1, *steps])]))
 

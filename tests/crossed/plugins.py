@@ -48,7 +48,7 @@ class InTurn(stopping.Policy):
     return 4 - carry
 
 
-CHANCES = jnp.array([0.97, 0.3, 0.99, 0.9, 0.05, 0.8, 0.95])
+CHANCES = jnp.array([0.97, 0.5, 0.99, 0.95, 0.05, 0.99, 0.95])
 
 
 def mixed(position, tokens):
