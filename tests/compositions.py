@@ -270,17 +270,18 @@ def _case(hand: Hand) -> Case:
   made = drafters()[kind](here)
   drafter, large = made if isinstance(made, tuple) else (made, here.large)
   here = here._replace(large=large)
-  method = _method(hand, here, min(int(hand('γ')), 5 - vocab))
+  method = _method(hand, here, int(hand('γ')) if vocab == 2 else min(int(hand('γ')), 2))
   models = _models(method, hand, here, drafter)
   if drafter not in models:
     hand.taken.pop('drafter')
     if 'drafter' in hand.fixed:
       raise Unfit('no drafter')
   first, second, processor = REQUESTS[hand('request')]
+  prompts = hand.some(([1, 0], [1]), ([0], [0]), ([1], [0]))
   warm, cold = SAMPLERS[hand('sampler')]
   requests = (
-    Request([1, 0], **dict(max_new_tokens=MOST) | first | warm),
-    Request([1], **dict(max_new_tokens=MOST) | second | cold),
+    Request(prompts[0], **dict(max_new_tokens=MOST) | first | warm),
+    Request(prompts[1], **dict(max_new_tokens=MOST) | second | cold),
   )
   equal = hand('seeds') == 'equal'
   return Case(method, tuple(models), requests, processor=processor, equal=equal, chosen=tuple(hand.taken.items()))

@@ -139,15 +139,15 @@ def everything(patch):
 
 OWN = dict(sampler='T=1', request='plain', text='decoder', seeds='own')
 FAULTS = {
-  'numbers by position where rows are compared': (by_position, dict(round='scheduled', budget='TopK of 2', ending='bonus', γ='4', drafter='small', predictor='mixed_before')),
-  'the same of greedy goodput': (by_position, dict(round='scheduled', budget='greedy Goodput', ending='bonus', γ='3', drafter='small', predictor='mixed_before')),
+  'numbers by position where rows are compared': (by_position, dict(round='scheduled', budget='TopK of 2', ending='bonus', γ='4', drafter='small', predictor='mixed_before', fit='its own')),
+  'the same of greedy goodput': (by_position, dict(round='scheduled', budget='greedy Goodput', ending='bonus', γ='3', drafter='small', predictor='third_before', fit='its own')),
   'the same before a test, of a drafter in one pass': (
     by_position,
-    dict(round='scheduled', budget='greedy Goodput', ending='test', drafter='one pass', γ='3', predictor='mixed_drawn'),
+    dict(round='scheduled', budget='greedy Goodput', ending='test', drafter='one pass', γ='3', predictor='third_drawn', fit='its own'),
   ),
   'the same before a test, of a head': (
     by_position,
-    dict(round='scheduled', budget='greedy Goodput', ending='test', drafter='head', γ='3', predictor='mixed_drawn'),
+    dict(round='scheduled', budget='greedy Goodput', ending='test', drafter='head', γ='3', predictor='third_drawn', fit='its own'),
   ),
   'a model that is fed twice': (aligned, dict(round='drawn', accept='token_wise', policy='Policy', drafter='small')),
   'a round that goes on behind its end': (behind_the_end, dict(OWN, round='drawn', request='stop token', accept='token_wise', policy='Policy', drafter='small')),

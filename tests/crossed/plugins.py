@@ -73,6 +73,27 @@ def mixed_drawn(draft):
   return mixed(draft.position, draft.tokens)
 
 
+def third(draft, likely):
+  """Return chances by which a third token is worth its test just so, and a row at a later place is worth little."""
+  first = jnp.array([0.99, 0.99, 0.5, 0.5, 0.99, 0.05])[jnp.minimum(draft.position, 5)]
+  if draft.tokens.ndim == 1:
+    return first
+  place = iota(draft.tokens.shape[1])
+  return jnp.where(place == 0, first[:, :1], jnp.where((place == 1) | likely[:, None], 0.99, 0.95))
+
+
+@predictors.signal(drawn=False)
+def third_before(draft):
+  """The third token of a draft is likely by the second."""
+  return third(draft, draft.tokens[:, 1:2].sum(1) == 0 if draft.tokens.ndim > 1 else None)
+
+
+@predictors.signal()
+def third_drawn(draft):
+  """The third token of a draft is likely by itself."""
+  return third(draft, draft.tokens[:, 2:3].sum(1) == 0 if draft.tokens.ndim > 1 else None)
+
+
 @struct.dataclass
 class Longest(verification.Budget):
   """Verify the whole draft of the row whose draft is the likeliest, and one token of the others."""
