@@ -1,7 +1,7 @@
 """Compositions of what the package has, drawn from its registries, each to be judged and found out.
 
-A composition is drawn axis by axis: a round, a drafter, a target, an acceptor, a policy, a predictor, a budget, an ending,
-a sampler, what is requested, whether seeds are equal. The values of an axis are
+A composition is drawn axis by axis: a round, a drafter, a target, an acceptor, a policy, a predictor, a budget, an
+ending, a sampler, what is requested, whether seeds are equal. The values of an axis are
 
 * rounds: the functions of `methods.known()`, whose arguments are drawn by their names, and `drawn` lists of phases;
 * targets, acceptors, policies, predictors, budgets: those of `rules`, `acceptance`, `stopping`, `sv.predictors` and
@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 import reference
 
-from speccascade import acceptance, methods, Request, rules, Sampler, stopping
+from speccascade import acceptance, methods, Request, rules, stopping
 from speccascade.engine.limits import First
 from speccascade.engine.method import Method
 from speccascade.engine.phases import Alternate, Propose, Score, Truncate, Verify, Wait
@@ -357,7 +357,9 @@ def _profile(hand: Hand) -> Profile:
   steps = 1 + (gain := rng.uniform(0.55, 0.98, 10)) / (2 + gain * np.arange(10))  # about what a token is worth
   if hand.some(True, False):  # the fifth token of two rows is worth it if it is very likely, the sixth never
     steps[:] = [1.1] * 3 + [1.15] * 2 + [1.3] * 5
-  table = predictors.AcceptanceTable(np.float32([0.8]), np.float32([[0.9], [0.95]]), np.float32([[0.2, 0.6], [0.4, 0.95]]))
+  table = predictors.AcceptanceTable(
+    np.float32([0.8]), np.float32([[0.9], [0.95]]), np.float32([[0.2, 0.6], [0.4, 0.95]])
+  )
   return Profile(table, np.float32([1, 1, *np.cumprod([1, *steps])]))
 
 
@@ -430,6 +432,24 @@ def _turns(hand: Hand, gamma, slots, verify, policy):
       hand.rng.shuffle(branch)
     branches.append(tuple(branch))
   return Method((Alternate(tuple(branches)),), slots, policy)
+
+
+def draw_text(seed: Any) -> tuple[Case, int] | None:
+  """Return a composition whose texts are compared under the coupling, with more requests, and the size of its batch."""
+  case = draw(('text', seed), {'accept': 'token_wise'}) or draw(('text', seed))
+  if case is None or ('accept', 'token_wise') not in case.chosen and 'accept' in dict(case.chosen):
+    return None
+  rng = random.Random(f'text {seed}')
+  vocab = case.models[-1].network.vocab_size
+
+  def request():
+    how: dict[str, Any] = dict(temperature=rng.choice([0.0, 0.7, 1.0]), max_new_tokens=rng.randrange(4, 14))
+    more = dict(top_p=0.8, repetition_penalty=1.3, frequency_penalty=0.3, logit_bias={0: 1.0}, stop_tokens=[1], n=2)
+    how |= {name: more[name] for name in rng.sample(sorted(more), 2)}
+    return Request([rng.randrange(vocab) for _ in range(rng.randrange(1, 5))], **how)
+
+  asked = tuple(request() for _ in range(5))
+  return dataclasses.replace(case, requests=asked, sampler=Sampler(coupling='gumbel')), rng.choice([1, 2, 3])
 
 
 # ---- to cover ----

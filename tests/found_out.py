@@ -17,8 +17,9 @@ import law_of_a_row
 from law_of_a_row import Law, Noted, Size
 import numpy as np
 
-from speccascade import acceptance, backends, Request, rules, Sampler, stopping
-from speccascade.engine import feeding, inputs, loop, method as methods_of_phases, requests, validate
+from speccascade import acceptance, backends, decode, methods, Request, rules, Sampler, stopping
+from speccascade.engine import feeding, inputs, loop, requests, validate
+from speccascade.engine import method as methods_of_phases
 from speccascade.engine.job import Job
 from speccascade.engine.lowering import lower
 from speccascade.engine.method import Strategy
@@ -66,7 +67,9 @@ class Verdict(NamedTuple):
 
 def verdict(case: Case) -> Verdict:
   """Ask the package, without decoding anything."""
-  models = [m if m is not case.memory else ngram.remembering(m, [[0]], seed=SEED + (not case.equal)) for m in case.models]
+  models = [
+    m if m is not case.memory else ngram.remembering(m, [[0]], seed=SEED + (not case.equal)) for m in case.models
+  ]
   asked = [dataclasses.replace(r, seed=SEED, example_id=0 if case.equal else i) for i, r in enumerate(case.requests)]
   try:
     job = Job.of(
@@ -272,6 +275,23 @@ def _target(combiner, logits, sampler, text, output):
 def _wide(sampler):
   wide = lambda x: None if x is None else x[:, None]
   return sampler.bind(wide(sampler.seen), wide(sampler.counts))
+
+
+# ---- texts ----
+
+
+def find_text(case: Case, batch: int) -> str:
+  """Return the first difference from the texts of the target's models in lockstep, by the same noise; '' for none."""
+  numbers, combiner = case.method.target
+  alone = rules.inside(combiner) is rules.own
+  lockstep = methods.autoregressive() if alone else methods.ensemble(combiner, models=len(numbers))
+  asked = dict(sampler=case.sampler, processor=case.processor, seed=SEED, keep_faults=True)
+  got = decode(case.method, list(case.models), list(case.requests), batch_size=batch, **asked)
+  wanted = decode(lockstep, [case.models[m] for m in numbers], list(case.requests), batch_size=8, **asked)
+  for i, (a, b) in enumerate(zip(got.tokens, wanted.tokens, strict=True)):
+    if list(a) != list(b):
+      return f'row {i}: {list(a)}, in lockstep {list(b)}'
+  return ''
 
 
 # ---- both ----

@@ -1,7 +1,7 @@
 """The exact law of what a row of the compiled loop emits, beside a second row that decides too.
 
-A run is a function of uniform numbers, each known by its row, its round and position, and its purpose. `Noted` gives the
-loop numbers from a table and notes, for every number that is read, between which bounds it could lie with the same
+A run is a function of uniform numbers, each known by its row, its round and position, and its purpose. `Noted` gives
+the loop numbers from a table and notes, for every number that is read, between which bounds it could lie with the same
 decision. All tables between the bounds of a run are the same run: a box, whose volume is its probability. What the box
 leaves over of the cube is cut into boxes, each of which is run in its middle, until nothing is left. So nothing is
 sampled, no cut is written by hand, and a number that is read twice is the same number.
@@ -11,7 +11,6 @@ must follow its target, or the two rows would not be independent. Rows with equa
 """
 
 from collections.abc import Callable
-import functools
 from typing import NamedTuple
 
 from flax import struct
@@ -172,7 +171,7 @@ def _left_over(a, b, c, d, order):
 
 
 def _without_unused(c, d, shape, source, number):
-  """Return bounds without those of numbers for last tokens of which no token came: another round drew it, or a draft."""
+  """Return bounds without those of numbers for last tokens of which no token came, but of another round or a draft."""
   rounds, places = shape
   c, d = (x.reshape(-1, rounds, places, 3).copy() for x in (c, d))
   read = (c[..., FINAL] > 0) | (d[..., FINAL] < 1)  # [N, rounds, places]

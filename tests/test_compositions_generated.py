@@ -7,7 +7,7 @@ import pathlib
 import re
 
 import compositions
-from found_out import judge, Size
+from found_out import find_text, judge, Size, verdict
 import jax
 import pytest
 from tiers import long_but
@@ -57,6 +57,21 @@ def test_what_is_drawn_by_chance_is_what_is_said_of_it(number):
   assert not judged.contradicts, str(judged)
 
 
+def is_exact(drawn):
+  return drawn is not None and not any(known(drawn[0]) for known in KNOWN) and verdict(drawn[0]).kind == 'exact'
+
+
+TEXTS = [*range(3)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('number', long_but(range(40), TEXTS))
+def test_coupled_texts_are_those_of_the_target_in_lockstep(number):
+  drawn = (compositions.draw_text((SEED, number, i)) for i in range(200))
+  case, batch = next(filter(is_exact, drawn))
+  assert not find_text(case, batch), str(case)
+
+
 @pytest.mark.long
 def test_verdicts_of_all_pairs_are_true():
   lossy, refused = collections.defaultdict(list), collections.defaultdict(list)
@@ -97,7 +112,9 @@ def aligned(patch):
 def behind_the_end(patch):
   """A row that ended goes on in the round."""
   commit = phases.commit
-  patch.setattr(phases, 'commit', lambda context, state, *a, **k: commit(context, state, *a, **k).replace(active=state.active))
+  patch.setattr(
+    phases, 'commit', lambda context, state, *a, **k: commit(context, state, *a, **k).replace(active=state.active)
+  )
 
 
 class Unclipped:
@@ -138,27 +155,72 @@ def everything(patch):
 
 
 OWN = dict(sampler='T=1', request='plain', text='decoder', seeds='own')
+# `TopK` compares as well; with two rows and γ to 4 no draw has shown what numbers by position do to it.
 FAULTS = {
-  'numbers by position where rows are compared': (by_position, dict(round='scheduled', budget='TopK of 2', ending='bonus', γ='4', drafter='small', predictor='mixed_before', fit='its own')),
-  'the same of greedy goodput': (by_position, dict(round='scheduled', budget='greedy Goodput', ending='bonus', γ='3', drafter='small', predictor='third_before', fit='its own')),
-  'the same before a test, of a drafter in one pass': (
+  'numbers by position where rows are compared before a bonus token': (
     by_position,
-    dict(round='scheduled', budget='greedy Goodput', ending='test', drafter='one pass', γ='3', predictor='third_drawn', fit='its own'),
+    dict(
+      round='scheduled',
+      budget='greedy Goodput',
+      ending='bonus',
+      γ='3',
+      drafter='small',
+      predictor='third_before',
+      fit='its own',
+    ),
   ),
-  'the same before a test, of a head': (
+  'numbers by position before a test, of a drafter in one pass': (
     by_position,
-    dict(round='scheduled', budget='greedy Goodput', ending='test', drafter='head', γ='3', predictor='third_drawn', fit='its own'),
+    dict(
+      round='scheduled',
+      budget='greedy Goodput',
+      ending='test',
+      drafter='one pass',
+      γ='3',
+      predictor='third_drawn',
+      fit='its own',
+    ),
+  ),
+  'numbers by position before a test, of a head': (
+    by_position,
+    dict(
+      round='scheduled',
+      budget='greedy Goodput',
+      ending='test',
+      drafter='head',
+      γ='3',
+      predictor='third_drawn',
+      fit='its own',
+    ),
   ),
   'a model that is fed twice': (aligned, dict(round='drawn', accept='token_wise', policy='Policy', drafter='small')),
-  'a round that goes on behind its end': (behind_the_end, dict(OWN, round='drawn', request='stop token', accept='token_wise', policy='Policy', drafter='small')),
+  'a round that goes on behind its end': (
+    behind_the_end,
+    dict(OWN, round='drawn', request='stop token', accept='token_wise', policy='Policy', drafter='small'),
+  ),
   'more is accepted than was tested': (unclipped, dict(round='speculative', accept='generous')),
   'block verification under a budget that looks ahead': (
     block_ahead,
-    dict(round='scheduled', accept='block', budget='Goodput', ending='test', predictor='mixed_drawn', fit='its own', drafter='small', γ='2'),
+    dict(
+      round='scheduled',
+      accept='block',
+      budget='Goodput',
+      ending='test',
+      predictor='mixed_drawn',
+      fit='its own',
+      drafter='small',
+      γ='2',
+    ),
   ),
-  'a memory of an equal seed': (same_numbers, dict(round='speculative', drafter='lookup with memory', seeds='equal', target='speculative', accept='token_wise')),
+  'a memory of an equal seed': (
+    same_numbers,
+    dict(round='speculative', drafter='lookup with memory', seeds='equal', target='speculative', accept='token_wise'),
+  ),
   'a head in the target': (misread, dict(round='naive_cos', drafter='head', target='weighted', γ='3')),
-  'a drafter in one pass in the target': (misread, dict(round='naive_cos', drafter='one pass', target='weighted', γ='3')),
+  'a drafter in one pass in the target': (
+    misread,
+    dict(round='naive_cos', drafter='one pass', target='weighted', γ='3'),
+  ),
   'a policy that learns from what was not tested': (nosy, dict(round='speculative', policy='Nosy')),
   'an acceptor that accepts everything': (everything, dict(round='speculative', accept='everything')),
 }
@@ -185,7 +247,7 @@ ONLY = {aligned: fed_twice, behind_the_end: two_tests}
 FEW = Size(3, 7, tables=2, boxes=20_000), Size(2, 7, tables=3)
 MANY = Size(3, 7, tables=10, boxes=100_000), Size(2, 7, tables=16)
 # of those that show in few draws the normal tier has a share
-SEARCHED = [name for name in FAULTS if name.startswith(('numbers', 'the same', 'block'))]
+SEARCHED = [name for name in FAULTS if name.startswith(('numbers', 'block'))]
 
 
 def drawn(name):

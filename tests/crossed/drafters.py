@@ -14,7 +14,7 @@ import numpy as np
 
 from speccascade.backends.ops import take
 from speccascade.models import layerskip, ngram, one_pass, toy, translated
-from speccascade.types import Model, Network
+from speccascade.types import Model
 
 DRAFTERS: dict[str, Callable] = {}
 MEMORY = 8
@@ -107,7 +107,7 @@ def head(world):
 
 @dataclasses.dataclass(frozen=True)
 class Layered(toy.Table):
-  """A table of two layers, each with what it has read; the first one alone is an early exit, which leaves the second."""
+  """Tables in two layers, each with what it has read; the first alone is an early exit, which leaves the second."""
 
   layers: int = 2
 
