@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 import reference
 
-from speccascade import acceptance, methods, Request, rules, stopping
+from speccascade import acceptance, methods, Request, rules, Sampler, stopping
 from speccascade.engine.limits import First
 from speccascade.engine.method import Method
 from speccascade.engine.phases import Alternate, Propose, Score, Truncate, Verify, Wait
