@@ -46,9 +46,10 @@ NEEDLESS = pathlib.Path(__file__).parent / 'needless_refusals.txt'
 
 
 def stem(sentence):
-  """Return a refusal without numbers and names of what was drawn."""
+  """Return a refusal without numbers, and without names of what was drawn and of the method that it begins with."""
   names = sorted({str(x) for axis in compositions.AXES.values() for x in axis()}, key=len, reverse=True)
-  return re.sub(r'\d+', 'N', re.sub('|'.join(rf'\b{re.escape(n)}\b' for n in names), '…', sentence))[:90]
+  plain = re.sub('|'.join(rf'\b{re.escape(n)}\b' for n in names), '…', sentence)
+  return re.sub(r'^(method|…(\[…\])?) ', '… ', re.sub(r'\d+', 'N', plain))[:90]
 
 
 @pytest.mark.full
