@@ -501,7 +501,7 @@ def _scheduled(
   choose = None if reads else 'methods.scheduled(predictor, pair=(0, 2))'
   about = About(name, rule, block=gamma, over=ALONE, choose=choose)
   origin = None if profile is None else profile.origin
-  return Method(phases, slots, limit.policy, about, extra_models=pair is not None, origin=origin)
+  return Method(phases, slots, limit.policy or stopping.Policy(), about, extra_models=pair is not None, origin=origin)
 
 
 def planned(plan: plans.Plan | str) -> Method | ByBatch:

@@ -232,14 +232,17 @@ PYTHON = {
   'a model that nothing feeds': (lambda _: own_phases(Score(0), Verify(OWN, (1,))), 'slot 1'),
   'a slot out of range': (lambda _: own_phases(Score(2), Verify(OWN, (0,))), 'slot 2'),
   'a phase that is none': (lambda _: own_phases(lambda context, state: state, *VERIFIED), ('lambda', 'phases.Phase')),
-  'two drafters in a round': (lambda _: own_phases(Propose(0, 1), Propose(1, 1), *VERIFIED), ('Propose', 'Alternate')),
+  'two drafters in a round': (
+    lambda _: own_phases(Propose(0, 1), Propose(1, 1), *VERIFIED),
+    ('propose(1, 1)', 'score(1)'),
+  ),
   'a drafter before branches with drafters': (
-    lambda _: own_phases(Propose(0, 1), Alternate(((*VERIFIED, Propose(1, 1)), VERIFIED))),
-    ('Propose', 'Alternate'),
+    lambda _: own_phases(Propose(0, 1), Alternate(((Propose(1, 1), *VERIFIED), (Propose(1, 1), *VERIFIED)))),
+    ('propose(0, 1)', 'score(0)'),
   ),
   'two drafters in a nested branch': (
-    lambda _: own_phases(Alternate((VERIFIED, (Alternate((VERIFIED, (*VERIFIED, Propose(0, 1), Propose(1, 1)))),)))),
-    ('Propose', 'Alternate'),
+    lambda _: own_phases(Alternate(((Alternate(((Propose(0, 1), Propose(1, 1), *VERIFIED), VERIFIED)),), VERIFIED))),
+    ('propose(1, 1)', 'score(1)'),
   ),
   'rounds that commit nothing': (
     lambda _: own_phases(Propose(0, 2), Score(1, NothingFed()), Verify(OWN, (1,))),

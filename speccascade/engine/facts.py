@@ -17,6 +17,7 @@ from speccascade.stopping import Policy
 Phases = Iterable[Any]  # of `lowering.Phase`, which imports this
 
 MOST = 1 << 16  # kinds of rows; more are a mistake
+BEHIND = 8  # rounds that a model may be behind; more are any number
 
 
 class Row(NamedTuple):
@@ -36,9 +37,9 @@ class Row(NamedTuple):
   chosen: tuple[tuple[int, int], ...] = ()
   dropped: int = 0
 
-  def next_round(self, fed: set[int | None]) -> 'Row':
+  def next_round(self, fed: set[int | None], most: int) -> 'Row':
     """Return the row before the next round; what a model that nothing feeds has not read does not count."""
-    unread = tuple(n if slot in fed else 1 for slot, n in enumerate(self.unread))
+    unread = tuple(min(n, most) if slot in fed else 1 for slot, n in enumerate(self.unread))
     return Row(self.pending, unread, self.closed)
 
   def reads(self, model: int, unread: int) -> 'Row':
@@ -83,13 +84,14 @@ class Notes:
   Attributes:
     number: The phase's number among all.
     policy: The policy of the drafts.
+    reached: Whether any row reaches it.
     goes_on: Whether it drafts where its model has read all tokens before it, so that other rows sit out.
     needs: How many tokens its model has to read at once.
     usual: The same without rows whose draft ended early because the text did.
     slots: The slots of the window at which the logits of what it reads begin.
     waits: Whether other rows may wait meanwhile.
     beside: Whether the windows of some that wait are still needed.
-    knows: Whether in some row its model has read all tokens before it, pending ones too.
+    behind: Whether in some row tokens are pending before it, or its model has read all.
     drafted: The most tokens that it made pending.
     untested: As of the class.
   """
@@ -97,12 +99,13 @@ class Notes:
   number: int
   policy: Policy
   goes_on: bool = False
+  reached: bool = False
   needs: set[int] = dataclasses.field(default_factory=set)
   usual: set[int] = dataclasses.field(default_factory=set)
   slots: set[int] = dataclasses.field(default_factory=set)
   waits: bool = False
   beside: bool = False
-  knows: bool = False
+  behind: bool = False
   drafted: int = 0
   untested: set[Untested] = dataclasses.field(default_factory=set)
 
@@ -178,7 +181,9 @@ class _Key:
 @functools.lru_cache(maxsize=1024)
 def _rounds(key: _Key) -> Rounds:
   phases, policy, slots = key.of
-  fed = {part.feeds for phase in phases for part in phase.parts()}
+  parts = [part for phase in phases for part in phase.parts()]
+  fed = {part.feeds for part in parts}
+  most = BEHIND * (1 + sum(part.draws for part in parts))
   goes_on: frozenset[int] = frozenset()
   while True:
     run = Run(phases, policy, goes_on)
@@ -187,10 +192,10 @@ def _rounds(key: _Key) -> Rounds:
     while new:
       reached |= new
       rows, _ = run.through(phases, new)
-      new = {row.next_round(fed) for row in rows} - reached
-      if len(reached) > MOST:
-        raise ValueError('its rounds leave too many kinds of rows; draft fewer tokens in a round.')
-    found = frozenset(note.number for note in run.notes if note.goes_on or note.knows or note.beside)
+      new = {row.next_round(fed, most) for row in rows} - reached
+    found = frozenset(note.number for note in run.notes if note.goes_on or note.behind or note.beside)
     if found == goes_on:
+      if late := [part for part, note in zip(parts, run.notes, strict=True) if note.need >= most]:
+        raise ValueError(f'{late[0]} may have any number of tokens to read, since some rounds leave its model out.')
       return Rounds(run.notes, run.window)
     goes_on = found

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from flax import struct
 import jax.numpy as jnp
 
+from speccascade import stopping
 from speccascade.engine.state import Context, State
 from speccascade.types import Array, Network, static, Told
 
@@ -21,6 +22,7 @@ class Limit:
     varies: Whether it may let fewer through than there are, up to `most`.
     fine: Whether it goes by what each number of tokens costs, so that a program has many widths.
     told: What it was told of drafted tokens when it chose; None: that is not known.
+    policy: The policy whose carry it reads, None where it reads none.
     coupled: Whether it reads the noise of `Sampler(coupling='gumbel')`.
   """
 
@@ -29,6 +31,7 @@ class Limit:
   varies: bool = True
   fine: bool = False
   told: Told | None = None
+  policy: stopping.Policy | None = None
   coupled: bool = False
 
   def counts(self, pending: int) -> Sequence[int]:

@@ -74,6 +74,7 @@ class Phase:
 
   def run(self, run: Run, rows: set[Row], number: int) -> tuple[set[Row], int]:
     """Return the rows after it, which has a number among all phases, and the number of the phase behind it."""
+    run.notes[number].reached |= bool(rows)
     return {after for row in rows for after in self.facts(row, run.notes[number])}, number + 1
 
   def lowered(self, notes: Notes) -> 'Phase':

@@ -257,7 +257,7 @@ class Propose(Phase):
   def facts(self, row: Row, notes: Notes) -> Iterable[Row]:
     unread = row.unread[self.model]
     knows = unread == -row.pending
-    notes.knows |= knows
+    notes.behind |= knows or row.pending > 0
     sits_out = not knows and (notes.goes_on or row.pending > 0)
     if sits_out or row.closed:
       yield row
@@ -275,7 +275,7 @@ class Propose(Phase):
             yield row.reads(self.model, -read).drafts(count, closed)
 
   def lowered(self, notes: Notes) -> 'Propose':
-    if not notes.drafted or notes.goes_on and self.reads_again:
+    if notes.reached and (not notes.drafted or notes.goes_on and self.reads_again):
       unread = f'tokens that slot {self.model} has not read; put score({self.model}) before it'
       raise ValueError(f'{self} drafts behind {unread}.')
     return self.replace(catch_up=0 if notes.goes_on else notes.need)

@@ -56,6 +56,9 @@ def _unknown(method: Method) -> str | None:
   for phase in phases:
     if isinstance(phase, Score) and not isinstance(phase.limit, Limit | None):
       return f'limit={rules.name_of(phase.limit)} is no limit; it is a subclass of speccascade.engine.limits.Limit'
+    limit = phase.limit if isinstance(phase, Score) else None
+    if limit is not None and limit.policy is not None and type(limit.policy) is not type(method.policy):
+      return f'{phase} reads what {type(limit.policy).__name__} keeps; give the method policy=limit.policy'
     named = {*(() if phase.feeds is None else (phase.feeds,)), *(phase.reads or ()), *phase.tests}
     if out := sorted(s for s in named if not 0 <= s < len(method.slots)):
       return f'{phase} names slot {out[0]}, and slots={method.slots} has 0 … {len(method.slots) - 1}'

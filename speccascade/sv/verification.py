@@ -287,9 +287,8 @@ class Scheduled(Limit):
     return self.budget.stops and not self.predictor.declaration.companion
 
   @property
-  def policy(self) -> stopping.Policy:
-    """The policy that goes with it, whose carry it reads."""
-    return Scheduling(self) if self.remembers or self.stops else stopping.Policy()
+  def policy(self) -> stopping.Policy | None:
+    return Scheduling(self) if self.remembers or self.stops else None
 
   @property
   def told(self) -> Told:

@@ -130,7 +130,7 @@ def test_branches_inside_branches_are_phases_of_the_method():
   inner = tuple(turns.branches[i] for i in (1, 1, 2))
   nested = Method((Alternate((turns.branches[0], *[(Alternate(inner),)] * 2)),), (0, 1, 2))
   models = [SMALL, MIDDLE, LARGE]
-  assert nested.window == 3 + 2 * (2 + 2 + 1)
+  assert nested.window == method.window
   assert run(nested, models).tokens == run(methods.ensemble(weighted, 3), models).tokens
   assert sum(isinstance(p, Verify) for p in nested.all_phases) == 1 + 2 * 3
   verifies = [p for p in nested.accepting(acceptance.block).all_phases if isinstance(p, Verify)]
