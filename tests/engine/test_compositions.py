@@ -3,14 +3,19 @@
 import functools
 
 from emitted import emitted_distribution
+from matching import having
 import pytest
 from tiers import long_but
 
-from speccascade import acceptance, methods, rules, Sampler
+from speccascade import acceptance, methods, rules, Sampler, stopping
 from speccascade.check.enumeration import distance, lockstep_distribution
+from speccascade.engine.job import Job
 from speccascade.engine.limits import First
-from speccascade.engine.phases import Propose, Score, Verify
+from speccascade.engine.lowering import lower
+from speccascade.engine.phases import Alternate, Propose, Score, Verify
 from speccascade.models import toy
+from speccascade.sv import predictors
+from speccascade.sv.verification import Stale, TopK
 from speccascade.types import Told
 
 LARGE = toy.model(1, 3, scale=1.2, eos_ids=(2,))
@@ -54,3 +59,28 @@ def test_no_more_tokens_are_accepted_than_were_tested():
     emitted_distribution(m, MODELS, [1, 0], 3, Sampler()) for m in (method.accepting(too_many), method)
   )
   assert max(distance(found, expected)) < 1e-6
+
+
+def in_turns(**of_drafter):
+  """Models that take turns, and pending tokens that stay."""
+  test = Verify(OWN, (1,), keep=True)
+  return Alternate(((Score(0), test, Propose(0, 1, **of_drafter)), (Score(1), test, Propose(1, 1))))
+
+
+REFUSED = {
+  'tokens stay pending before a draft': ((Propose(0, 2), Score(1, First(0)), Verify(OWN, (1,), keep=True)), 'score(0)'),
+  'a head that takes turns': ((in_turns(provisional=True),), 'propose(0, 1)'),
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_a_phase_that_cannot_do_its_work_is_refused(name):
+  phases, names = REFUSED[name]
+  with pytest.raises(ValueError, match=having('drafts behind tokens', names)):
+    lower(of_phases(*phases))
+
+
+def test_a_schedule_that_remembers_needs_its_policy():
+  method = methods.scheduled(predictors.margin, 3, budget=Stale(TopK(2)))
+  with pytest.raises(ValueError, match=having('Scheduling', 'policy')):
+    Job.of_models(method.replace(policy=stopping.Policy()), MODELS)
