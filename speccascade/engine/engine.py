@@ -23,6 +23,7 @@ from speccascade.engine.lowering import lower, Lowered, Start
 from speccascade.engine.packed import unpack
 from speccascade.engine.state import cache_slots, State
 from speccascade.host.errors import first_line, out_of_memory
+from speccascade.host.memo import memo
 from speccascade.types import Array, Prompt
 
 ROUNDS = 16  # of a first run, and of every run of several processes, whose clocks differ
@@ -217,7 +218,7 @@ class Engine(Side, Rounds):
 def _check_memory(engine: Side, prompts: int) -> None:
   """Refuse caches of a batch and a prefill that with the weights are more than the device has."""
   dtypes = tuple(x.dtype for x in jax.tree.leaves(engine.params))
-  known = validate.memo(engine.program, engine.size * engine.batches, engine.width, prompts, dtypes)
+  known = memo(engine.program, engine.size * engine.batches, engine.width, prompts, dtypes)
   if known:  # to ask costs as much as some rounds
     return
   caches = _cache_bytes(engine, prompts)

@@ -7,11 +7,11 @@ program needs (`engine.lowering`) and whether its output is exact (`engine.law`)
 
 from collections.abc import Iterable
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax
 
+from speccascade.host.memo import memo
 from speccascade.stopping import Policy
 
 Phases = Iterable[Any]  # of `lowering.Phase`, which imports this
@@ -83,7 +83,7 @@ class Notes:
 
   Attributes:
     number: The phase's number among all.
-    policy: The policy of the drafts.
+    drafts_vary: Whether the policy makes drafts of several lengths.
     reached: Whether any row reaches it.
     goes_on: Whether it drafts where its model has read all tokens before it, so that other rows sit out.
     needs: How many tokens its model has to read at once.
@@ -97,7 +97,7 @@ class Notes:
   """
 
   number: int
-  policy: Policy
+  drafts_vary: bool
   goes_on: bool = False
   reached: bool = False
   needs: set[int] = dataclasses.field(default_factory=set)
@@ -144,9 +144,9 @@ class Rounds:
 class Run:
   """A run of phases on rows."""
 
-  def __init__(self, phases: Phases, policy: Policy, goes_on: frozenset[int]):
+  def __init__(self, phases: Phases, varies: bool, goes_on: frozenset[int]):
     count = sum(len(phase.parts()) for phase in phases)
-    self.notes = tuple(Notes(i, policy, i in goes_on) for i in range(count))
+    self.notes = tuple(Notes(i, varies, i in goes_on) for i in range(count))
     self.window = 1
 
   def through(self, phases: Phases, rows: set[Row], first: int = 0) -> tuple[set[Row], int]:
@@ -161,32 +161,19 @@ class Run:
 
 def rounds_of(phases: Phases, policy: Policy, slots: int) -> Rounds:
   """Return what is noted of all rounds of phases over so many slots."""
-  return _rounds(_Key(phases, policy, slots))
+  known = memo('rounds', jax.tree.structure((phases, policy)), slots)  # numbers that are traced change no fact
+  if not known:
+    known['rounds'] = _rounds(phases, policy.varies(), slots)
+  return known['rounds']
 
 
-class _Key:
-  """Phases by their structure: numbers that are traced change no fact."""
-
-  def __init__(self, *of):
-    self.of = of
-    self.structure = jax.tree.structure(of[:2]), *of[2:]
-
-  def __hash__(self):
-    return hash(self.structure)
-
-  def __eq__(self, other):
-    return self.structure == other.structure
-
-
-@functools.lru_cache(maxsize=1024)
-def _rounds(key: _Key) -> Rounds:
-  phases, policy, slots = key.of
+def _rounds(phases: Phases, varies: bool, slots: int) -> Rounds:
   parts = [part for phase in phases for part in phase.parts()]
   fed = {part.feeds for part in parts}
   most = BEHIND * (1 + sum(part.draws for part in parts))
   goes_on: frozenset[int] = frozenset()
   while True:
-    run = Run(phases, policy, goes_on)
+    run = Run(phases, varies, goes_on)
     reached: set[Row] = set()
     new = {Row(0, (1,) * slots)}
     while new:

@@ -106,12 +106,13 @@ def _uncoupled(method: Method) -> Iterator[Verdict]:
 
 def _choices(method: Method) -> Iterator[Verdict]:
   """Yield what choices of how much of a draft is tested keep from being exact."""
+  keyed_by_round = by_round(method)
   for phase, left in _untested(method):
     again = _comes_again(method, left)
     if Told.EARLIER in phase.told:  # numbers by round, where the dropped token does not come again the same
       continue
     itself = Told.LATER in phase.told or Told.TOKEN in phase.told and left.ahead < 1
-    if not itself or again and not by_round(method):
+    if not itself or again and not keyed_by_round:
       continue
     if left.replaced:
       yield Verdict(False, f'{phase} drops a token for what it is or what follows it, and the next is drawn afresh')

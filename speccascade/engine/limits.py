@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from speccascade import stopping
 from speccascade.engine.state import Context, State
-from speccascade.types import Array, Network, static, Told
+from speccascade.types import Array, static, Told
 
 
 class Limit:
@@ -38,10 +38,6 @@ class Limit:
     """Return what it may choose of so many pending tokens; -1: not even the last committed token is read."""
     most = pending if self.most is None else min(pending, self.most)
     return range(-1, most + 1) if self.varies else (most,)
-
-  def of(self, networks: Sequence[Network]) -> 'Limit':
-    """Return it with what it takes from the networks of the slots."""
-    return self
 
   def __call__(self, context: Context, state: State) -> Array:
     raise NotImplementedError(f'{type(self).__name__} has no __call__(context, state).')

@@ -74,9 +74,6 @@ class Score(Phase):
   def calls(self) -> int:
     return int(self.widths != (0,))  # else its model has always read everything
 
-  def of(self, networks: Sequence[Network]) -> 'Score':
-    return self if self.limit is None else self.replace(limit=self.limit.of(networks))
-
   @property
   def feeds(self) -> int:
     return self.model
@@ -264,7 +261,7 @@ class Propose(Phase):
     if sits_out:
       return
     notes.needs.add(max(unread, 0))
-    varies = notes.policy.varies()
+    varies = notes.drafts_vary
     for count in range(self.n + 1):
       for closed in (False, True):
         if (count == self.n or varies) if not closed else count > 0:

@@ -14,6 +14,7 @@ from speccascade.engine.limits import Limit
 from speccascade.engine.method import Method, Strategy
 from speccascade.engine.phases import Score, Verify
 from speccascade.host.errors import first_line, line_of
+from speccascade.host.memo import memo
 from speccascade.types import Combiner, Model, NEGATIVE, Prompt
 
 # of the logits that a rule is asked with
@@ -81,12 +82,6 @@ def check_targets(method: Strategy, vocab: int, sampler: Any):
     if problem:
       raise ValueError(f'{method.name}: {name} {problem}.')
   checked['sound'] = True
-
-
-@functools.lru_cache(maxsize=256)  # each key refers to the functions of a program
-def memo(*key: Any) -> dict:
-  """Return what is known of a program or a network: an empty dict at first, the same one while it is kept."""
-  return {}
 
 
 def _asked(method: Strategy) -> Iterator[tuple[str, Combiner, int]]:

@@ -13,8 +13,9 @@ from tiers import long_but
 
 from speccascade import backends, decode, methods, rules, Sampler
 from speccascade.backends import base, cpu
-from speccascade.engine import engine, loop, requests, validate
+from speccascade.engine import engine, loop, requests
 from speccascade.engine.lowering import lower
+from speccascade.host.memo import memo
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
 from speccascade.planning.synthetic import random_model, tree_bytes
@@ -118,7 +119,7 @@ def test_a_decode_holds_little_beside_weights_caches_and_window(name):
 
 @pytest.mark.full
 def test_a_batch_is_counted_with_its_prompts_and_the_copies_of_its_weights(monkeypatch):
-  validate.memo.cache_clear()
+  memo.cache_clear()
   counted = {name: [] for name in ('_cache_bytes', '_weight_bytes')}
   for name, found in counted.items():
     count = getattr(engine, name)
@@ -170,7 +171,7 @@ def test_queries_in_chunks_of_few_give_what_all_give(backend, monkeypatch):
 
 
 def test_what_reading_prompts_takes_is_counted(monkeypatch):
-  validate.memo.cache_clear()
+  memo.cache_clear()
   model = random_model(decoder(1, 8), 'large')
   run = functools.partial(decode, methods.autoregressive(), [model], [[3] * 500] * 4, max_new_tokens=4)
   scores = 4 * 2 * HEADS * 512 * 512 * 4
