@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import sys
 
 from speccascade import rules, sampling
-from speccascade.data import files
+from speccascade.data import files, sources
 from speccascade.decode import lines, options
 from speccascade.engine.requests import Request
 from speccascade.host import commands, storage
@@ -105,7 +105,7 @@ def _run(args: argparse.Namespace):
   options.digests(args)
   settings = {name: getattr(args, name) for name in ('blocks', 'batches', 'max_new_tokens', 'seed', 'trials', 'budget')}
   settings |= dict(sampler=sampler, rules=dict(args.rule), predictors=args.predictors)
-  data = storage.resolve(args.prompts).name
+  data = sources.resolve(args.prompts).name
   report = plan(options.load_models(args), prompts, data=data, progress=True, **settings)
   if out is not None:
     report.save(out)

@@ -20,6 +20,7 @@ os.environ |= {  # of the processes that tests start, too
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+import trained  # noqa: E402
 
 gc.set_threshold(50_000, 20, 100)  # tracing makes many small objects that stay
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script, which commands would inherit
@@ -28,14 +29,16 @@ jax.config.update('jax_numpy_dtype_promotion', 'strict')
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
 
+if found := trained.folder():  # of the processes that tests start, too
+  os.environ['SPECCASCADE_FAMILIES'] = str(found)
+
+
 @pytest.fixture(scope='session')
-def shared() -> pathlib.Path:
-  """Return the folder of trained checkpoints and data, or skip where there is none."""
-  default = pathlib.Path(__file__).parents[1].parent / 'shared'
-  path = pathlib.Path(os.environ.get('SPECCASCADE_SHARED', default))
-  if not (path / 'checkpoints').is_dir():
-    pytest.skip(f'no checkpoints under {path}; set SPECCASCADE_SHARED to the folder that holds them')
-  return path
+def families() -> pathlib.Path:
+  """Return the folder of trained families, NAME/MEMBER, or skip where there is none."""
+  if not found:
+    pytest.skip('no trained families here; set SPECCASCADE_FAMILIES to the folder that holds them')
+  return found
 
 
 @pytest.fixture(scope='session')

@@ -1,8 +1,8 @@
 """Write digests of what transformers' `generate` gives for trained checkpoints, so that tests can compare without it.
 
-python tests/make_greedy_digests.py FOLDER [--count 200]
+python tests/make_greedy_digests.py [--count 200]
 
-FOLDER holds checkpoints/ and data/. Only digests of token ids are written, never texts.
+Only digests of token ids are written, never texts.
 Needs the extra `parity`.
 """
 
@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 
 import torch
+import trained
 from trained import NAMES, NEW, prompts
 import transformers
 
@@ -19,19 +20,19 @@ import transformers
 def main():
   """Run the reference, one prompt at a time, in float32."""
   parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-  parser.add_argument('folder', type=Path)
   parser.add_argument('--count', type=int, default=200)
   args = parser.parse_args()
   torch.set_num_threads(1)
   digests = {}
   for name in NAMES:
-    seq2seq = name.startswith('t5')
-    folder = args.folder / 'checkpoints' / name
+    family = name.partition('/')[0]
+    seq2seq = family == 'multi30k'
+    folder = trained.folder() / name
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder.parent / 'hf_tokenizer/tokenizer.json'))
     kind = transformers.AutoModelForSeq2SeqLM if seq2seq else transformers.AutoModelForCausalLM
     model = kind.from_pretrained(folder, dtype=torch.float32).eval()
     answers = []
-    for text in prompts(args.folder, name, args.count):
+    for text in prompts(family, args.count):
       row = tokenizer(text, add_special_tokens=False)['input_ids']
       row = row + [1] if seq2seq else [1, *row]
       out = model.generate(torch.tensor([row]), max_new_tokens=NEW, do_sample=False)[0].tolist()

@@ -609,7 +609,7 @@ OPT_CURVE = [  # a curve that no text makes
   'opt/Curve.values = [0.1]',
 ]
 GIN = {
-  'a folder that nothing uses': (['SHARED = /data'], '%SHARED'),
+  'a folder that nothing uses': (['FOLDER = /data'], '%FOLDER'),
   'a word for a list of models': (['Experiment.models = large'], "models='large'"),
   'true in lower case': (['Experiment.translate = true'], ('--gin.Experiment.translate = true', 'gin cannot read')),
   'a folder that is a number': (['run.folder = 5'], ('run.folder', '5')),
@@ -654,10 +654,7 @@ GIN = {
     ('Fallback', '0 <= threshold <= 1'),
   ),
   'alpha out of range': (['Experiment.curves = token_v3(alpha=[2.0])'], ('Token', '0 <= alpha <= 1')),
-  'a folder that is none': (
-    ["SHARED = '../nowhere'", 'path.root = %SHARED', 'Experiment.name = @path()', "path.name = 'x'"],
-    ("'../nowhere'", '--gin.SHARED='),
-  ),
+  'a family that is none': (["Experiment.models = ['family:sum/draft']"], ("no family 'sum'", 'did you mean sums?')),
 }
 
 
@@ -669,7 +666,7 @@ ON_THE_COMMAND_LINE = (
   'a value that every scope overrides',
   'a number for a list',
   'alpha out of range',
-  'a folder that is none',
+  'a family that is none',
 )
 
 

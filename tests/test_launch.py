@@ -12,7 +12,7 @@ import yaml
 from speccascade import run
 
 LAUNCH = pathlib.Path(__file__).parents[1] / 'scripts' / 'launch'
-ARGUMENTS = ['--gin_file=my runs/x.gin', '--run_dir=runs/x', "--gin.SHARED='/data'"]
+ARGUMENTS = ['--gin_file=my runs/x.gin', '--run_dir=runs/x', "--gin.SMALL='/my data'"]
 STUB = '#!/usr/bin/env bash\n'
 
 

@@ -12,7 +12,7 @@ import pytest
 import reference
 import sacrebleu
 from tiers import long_but
-from trained import lines, NAMES, NEW, prompts
+from trained import NAMES, NEW, prompts
 
 import speccascade
 from speccascade import acceptance, decode, methods, Request, rules, Sampler
@@ -106,14 +106,14 @@ T5_BLEU = {'small': 20.7, 'base': 30.0, 'large': 28.1}  # of the validation spli
 
 
 @pytest.fixture(scope='module')
-def t5(shared) -> dict[str, Model]:
-  folder = shared / 'checkpoints' / 't5_multi30k'
+def t5(families) -> dict[str, Model]:
+  folder = families / 'multi30k'
   return {size: speccascade.load(folder / size, dtype='float32') for size in T5_BLEU}
 
 
 @pytest.fixture(scope='module')
-def llamas(shared) -> list[Model]:
-  folder = shared / 'checkpoints' / 'llama_gsm8k'
+def llamas(families) -> list[Model]:
+  folder = families / 'gsm8k'
   return [speccascade.load(folder / size, dtype='float32') for size in ('draft', 'companion', 'target')]
 
 
@@ -132,17 +132,16 @@ def test_the_call_of_the_readme_works_on_a_trained_pair(t5):
 
 
 @pytest.mark.parametrize('size', long_but(T5_BLEU, []))
-def test_bleu_is_the_published_one(t5, shared, size):
-  data = shared / 'data' / 'multi30k'
+def test_bleu_is_the_published_one(t5, size):
   out = decode(
     methods.autoregressive(),
     [t5[size]],
-    lines(data / 'val.en.gz'),
+    files.lines('family:multi30k/val.en'),
     max_new_tokens=80,
     sampler=Sampler(0.0),
     batch_size=128,
   )
-  assert abs(sacrebleu.corpus_bleu(out.texts, [lines(data / 'val.de.gz')]).score - T5_BLEU[size]) <= 0.1
+  assert abs(sacrebleu.corpus_bleu(out.texts, [files.lines('family:multi30k/val.de')]).score - T5_BLEU[size]) <= 0.1
 
 
 GREEDY = json.loads((pathlib.Path(__file__).parent / 'models' / 'golden' / 'greedy.json').read_text())
@@ -150,10 +149,10 @@ GREEDY = json.loads((pathlib.Path(__file__).parent / 'models' / 'golden' / 'gree
 
 @pytest.mark.full
 @pytest.mark.parametrize('name', long_but(NAMES, NAMES[:1]))
-def test_greedy_tokens_are_those_of_the_reference_implementation(shared, name):
+def test_greedy_tokens_are_those_of_the_reference_implementation(families, name):
   # One digest for all prompts: tests/make_greedy_digests.py.
-  model = speccascade.load(shared / 'checkpoints' / name, dtype='float32')
-  texts = prompts(shared, name, GREEDY['count'])
+  model = speccascade.load(families / name, dtype='float32')
+  texts = prompts(name.partition('/')[0], GREEDY['count'])
   out = decode(methods.autoregressive(), [model], texts, max_new_tokens=NEW, sampler=Sampler(0.0), batch_size=50)
   assert hashlib.sha256(json.dumps(out.tokens).encode()).hexdigest() == GREEDY['digests'][name]
 
@@ -169,8 +168,8 @@ LOSSLESS = {
 
 
 @pytest.fixture(scope='module')
-def alone(t5, shared):
-  sentences = lines(shared / 'data' / 'multi30k' / 'val.en.gz')[:40]
+def alone(t5):
+  sentences = prompts('multi30k', 40)
   out = decode(
     methods.autoregressive(), [t5['large']], sentences, max_new_tokens=64, sampler=Sampler(0.0), batch_size=8
   )
@@ -188,9 +187,9 @@ def test_every_rule_that_promises_it_writes_what_the_large_model_writes(t5, alon
 
 
 @pytest.mark.long
-def test_collaborative_decoding_of_three_models_is_the_ensemble(llamas, shared):
+def test_collaborative_decoding_of_three_models_is_the_ensemble(llamas):
   run = functools.partial(
-    decode, models=llamas, prompts=prompts(shared, 'llama', 8), max_new_tokens=40, sampler=Sampler(0.0)
+    decode, models=llamas, prompts=prompts('gsm8k', 8), max_new_tokens=40, sampler=Sampler(0.0)
   )
   ensemble, cos = run(methods.ensemble(weighted, 3)), run(methods.cos(weighted, (3, 2, 1)))
   assert cos.tokens == ensemble.tokens

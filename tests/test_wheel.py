@@ -71,7 +71,7 @@ def environment() -> dict[str, str]:
 
 @pytest.mark.long
 def test_the_default_runs_from_another_folder_and_gin_files_have_the_names_that_they_have_here(installed, tmp_path):
-  (tmp_path / 'mine.gin').write_text("include 'shared/sums.gin'\n")
+  (tmp_path / 'mine.gin').write_text("include 'families/sums.gin'\n")
   code = """
 import speccascade
 from speccascade.evaluate import config

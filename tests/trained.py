@@ -1,42 +1,50 @@
-"""The trained checkpoints and their prompts, where a folder of them is there."""
+"""The trained families and their prompts."""
 
-import gzip
+import contextlib
 import json
-from pathlib import Path
+import os
+import pathlib
+import tempfile
+
+from speccascade.data import files
 
 NEW = 40
+PAIRS = {'multi30k': ('small', 'large'), 'gsm8k': ('draft', 'target'), 'sums': ('draft', 'target')}
 NAMES = [
-  't5_multi30k/small',
-  't5_multi30k/base',
-  't5_multi30k/large',
-  'llama_gsm8k/draft',
-  'llama_gsm8k/companion',
-  'llama_gsm8k/target',
+  *(f'multi30k/{name}' for name in ('small', 'base', 'large')),
+  *(f'gsm8k/{name}' for name in ('draft', 'companion', 'target')),
 ]
 
-
-def lines(path: Path) -> list[str]:
-  """Return the lines of a compressed text."""
-  with gzip.open(path, 'rt', encoding='utf-8') as f:
-    return [line.rstrip('\n') for line in f]
+BESIDE = pathlib.Path(__file__).parents[2] / 'shared'  # a folder of checkpoints and data may lie beside the project
+BY_FAMILY = {'multi30k': 't5_multi30k', 'gsm8k': 'llama_gsm8k', 'sums': 'llama_sums'}
 
 
-PAIRS = {'t5_multi30k': ('small', 'large'), 'llama_gsm8k': ('draft', 'target'), 'llama_sums': ('draft', 'target')}
+def folder() -> pathlib.Path | None:
+  """Return the folder of families that a user names, else links to what lies beside the project."""
+  if given := os.environ.get('SPECCASCADE_FAMILIES'):
+    return pathlib.Path(given)
+  if not (BESIDE / 'checkpoints').is_dir():
+    return None
+  root = pathlib.Path(tempfile.gettempdir()) / 'speccascade-test-families'
+  for name, checkpoints in BY_FAMILY.items():
+    (root / name).mkdir(parents=True, exist_ok=True)
+    for file in (*(BESIDE / 'checkpoints' / checkpoints).iterdir(), *(BESIDE / 'data' / name).iterdir()):
+      with contextlib.suppress(FileExistsError):
+        (root / name / file.name.replace('test_first600', 'test')).symlink_to(file)
+  return root
 
 
-def corpus(shared: Path, family: str, count: int | None = None, split: str = 'train') -> list[str]:
-  """Return texts of a family's data, `count` of each of its files."""
-  data = shared / 'data' / family.rsplit('_', 1)[1]
-  if family.startswith('t5'):
-    return [line for name in ('en', 'de') for line in lines(data / f'{split}.{name}.gz')[:count]]
-  rows = [json.loads(line) for line in lines(data / f'{split}.jsonl.gz')[:count]]
+def corpus(family: str, count: int | None = None, split: str = 'train') -> list[str]:
+  """Return texts of a family, `count` of each of its files."""
+  if family == 'multi30k':
+    return [line for side in ('en', 'de') for line in files.lines(f'family:{family}/{split}.{side}')[:count]]
+  rows = map(json.loads, files.lines(f'family:{family}/{split}.jsonl')[:count])
   return [f'Question: {row["question"]}\nAnswer: {row["answer"]}' for row in rows]
 
 
-def prompts(shared: Path, name: str, count: int) -> list[str]:
+def prompts(family: str, count: int) -> list[str]:
   """Return validation sentences for the translators, questions for the others."""
-  if name.startswith('t5'):
-    return lines(shared / 'data' / 'multi30k' / 'val.en.gz')[:count]
-  data = 'sums' if name.startswith('llama_sums') else 'gsm8k'
-  questions = lines(shared / 'data' / data / 'test_first600.jsonl.gz')[:count]
+  if family == 'multi30k':
+    return files.lines(f'family:{family}/val.en')[:count]
+  questions = files.lines(f'family:{family}/test.jsonl')[:count]
   return [f'Question: {json.loads(x)["question"]}\nAnswer:' for x in questions]

@@ -1,14 +1,13 @@
 """Texts of every method with Gumbel coupling, held against the lockstep of the same target.
 
-python experiments/coupling/measure.py SHARED [--sentences 1000] [--problems 500] [--dtype float32] [--batch_size 16]
-    [--families t5_multi30k llama_sums] [--targets 'the verifier' OPT ...] [--methods 'γ = 5' cos ...]
+python experiments/coupling/measure.py [--sentences 1000] [--problems 500] [--dtype float32] [--batch_size 16]
+    [--families multi30k sums] [--targets 'the verifier' OPT ...] [--methods 'γ = 5' cos ...]
     [--couplings gumbel maximal] [--repeats 3]    # how often each is decoded again, for tokens a second
     [--ties]    # of texts that differ the two largest log π + noise, over the whole vocabulary
 """
 
 import argparse
 import functools
-import gzip
 import json
 import time
 
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import decode, load, methods, Request, rules, Sampler, sampling, stopping
+from speccascade.data import files
 from speccascade.drafters import ngram
 
 OPT = functools.partial(rules.opt, alpha=0.1)
@@ -52,12 +52,6 @@ TARGETS = {  # the lockstep first
   },
   'token_v3': {'lockstep': methods.oracle(TOKEN), 'γ = 5': methods.speculative(TOKEN, 5)},
 }
-
-
-def lines(path: str, count: int) -> list[str]:
-  """Return the first lines of a file of data."""
-  with gzip.open(path, 'rt') as file:
-    return [line.strip() for line in file][:count]
 
 
 def largest(out, i: int, at: int) -> list[tuple[int, float]]:
@@ -117,11 +111,10 @@ def measure(family: str, models, prompts: list[str], new_tokens: int, coupling: 
 def main():
   """Measure both families."""
   parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument('shared')
   parser.add_argument('--sentences', type=int, default=1000)
   parser.add_argument('--problems', type=int, default=500)
   parser.add_argument('--dtype', default='float32')
-  parser.add_argument('--families', nargs='+', default=['t5_multi30k', 'llama_sums'])
+  parser.add_argument('--families', nargs='+', default=['multi30k', 'sums'])
   parser.add_argument('--targets', nargs='+', default=[*TARGETS])
   parser.add_argument('--methods', nargs='+', help='besides the lockstep (all)')
   parser.add_argument('--couplings', nargs='+', default=['gumbel', 'maximal'])
@@ -129,14 +122,14 @@ def main():
   parser.add_argument('--repeats', type=int, default=0)
   parser.add_argument('--ties', action='store_true')
   args = parser.parse_args()
-  problems = lines(f'{args.shared}/data/sums/test_first600.jsonl.gz', args.problems)
+  problems = files.lines('family:sums/test.jsonl')[: args.problems]
   families = {
-    't5_multi30k': (('small', 'large'), lines(f'{args.shared}/data/multi30k/val.en.gz', args.sentences), 48),
-    'llama_sums': (('draft', 'target'), [f'Question: {json.loads(x)["question"]}\nAnswer:' for x in problems], 80),
+    'multi30k': (('small', 'large'), files.lines('family:multi30k/val.en')[: args.sentences], 48),
+    'sums': (('draft', 'target'), [f'Question: {json.loads(x)["question"]}\nAnswer:' for x in problems], 80),
   }
   for family in args.families:
     names, prompts, new_tokens = families[family]
-    models = [load(f'{args.shared}/checkpoints/{family}/{name}', dtype=args.dtype) for name in names]
+    models = [load(f'family:{family}/{name}', dtype=args.dtype) for name in names]
     print(f'{family}: {len(prompts)} prompts of {np.mean([len(x) for x in prompts]):.0f} characters', flush=True)
     for coupling in args.couplings:
       measure(family, models, prompts, new_tokens, coupling, args)

@@ -1,8 +1,8 @@
 """Enumerate the acceptance Σ min(q̃, π) of drafters by depth, on given translations, towards four targets.
 
-python experiments/drafters/enumerate_acceptance.py SHARED DRAFTERS OUT.csv
+python experiments/drafters/enumerate_acceptance.py DRAFTERS OUT.csv
 
-SHARED is the folder of data and checkpoints, DRAFTERS that of `gin_configs/train/drafters.gin`; a drafter that is not
+DRAFTERS is the folder of `gin_configs/train/drafters.gin`; a drafter that is not
 there is left out. A draft is the text itself, so nothing is decoded and nothing is drawn.
 """
 
@@ -52,10 +52,10 @@ def depth_of(network, width: int, count: int) -> np.ndarray:
 
 def main():
   """Write a line for each drafter, target, temperature and depth."""
-  shared, folder, out = map(Path, sys.argv[1:])
+  folder, out = map(Path, sys.argv[1:])
   load = functools.partial(speccascade.load, dtype='float32')
-  small, large = (load(shared / 'checkpoints' / 't5_multi30k' / name) for name in ('small', 'large'))
-  sides = (files.lines(shared / 'data' / 'multi30k' / f'test_2016_flickr.{side}.gz')[:COUNT] for side in ('en', 'de'))
+  small, large = (load(f'family:multi30k/{name}') for name in ('small', 'large'))
+  sides = (files.lines(f'family:multi30k/test_2016_flickr.{side}')[:COUNT] for side in ('en', 'de'))
   pairs = [[large.tokenizer.encode(text) for text in side] for side in sides]
   pairs = [(source[:40], target[:40]) for source, target in zip(*pairs)]
   lines = []

@@ -1,8 +1,8 @@
 """Measure drafters beside a pair: acceptance by position, tokens a round, calls, and texts that are the lockstep's.
 
-python experiments/drafters/measure.py SHARED DRAFTERS OUT.csv [--family multi30k] [--drafters eagle …]
+python experiments/drafters/measure.py DRAFTERS OUT.csv [--family multi30k] [--drafters eagle …]
 
-SHARED is the folder of data and checkpoints, DRAFTERS that of `gin_configs/train/drafters.gin`; a drafter that is not
+DRAFTERS is the folder of `gin_configs/train/drafters.gin`; a drafter that is not
 there is left out. Settings that OUT.csv has are not measured again. Every drafter is a third model beside the pair, and
 one program serves all targets and temperatures: which target it is is a number, like its α.
 """
@@ -24,7 +24,7 @@ from speccascade.drafters import layerskip, ngram
 from speccascade.evaluate import intervals
 
 BLOCK = 5
-PAIRS = {'multi30k': ('t5_multi30k', 'small', 'large'), 'sums': ('llama_sums', 'draft', 'target')}
+PAIRS = {'multi30k': ('small', 'large'), 'sums': ('draft', 'target')}
 NEW = {'multi30k': 48, 'sums': 80}
 DRAFTERS = 'small', 'one_pass', 'eagle', 'p_eagle', 'medusa', 'layer_skip', 'lookup'
 SAMPLERS = {'T=0': Sampler(0.0), 'T=1': Sampler(1.0), 'coupled': Sampler(1.0, coupling='gumbel')}
@@ -68,11 +68,11 @@ def drafter_of(name: str, pair, folder: Path):
   return speccascade.load(path, dtype='float32', name=name) if path.is_dir() else None
 
 
-def prompts_of(shared: Path, family: str, count: int) -> list[str]:
+def prompts_of(family: str, count: int) -> list[str]:
   """Return the prompts of a family."""
   if family == 'multi30k':
-    return files.lines(shared / 'data' / 'multi30k' / 'test_2016_flickr.en.gz')[:count]
-  lines = files.lines(shared / 'data' / 'sums' / 'test_first600.jsonl.gz')[:count]
+    return files.lines('family:multi30k/test_2016_flickr.en')[:count]
+  lines = files.lines('family:sums/test.jsonl')[:count]
   return [f'Question: {json.loads(line)["question"]}\nAnswer:' for line in lines]
 
 
@@ -96,17 +96,17 @@ def row_of(out, lockstep: list | None) -> dict:
 def main():
   """Measure what is missing, a line each."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  for name in ('shared', 'drafters', 'out'):
-    parser.add_argument(f'{name}_folder' if name == 'drafters' else name, type=Path)
+  for name in ('drafters_folder', 'out'):
+    parser.add_argument(name, type=Path)
   parser.add_argument('--family', choices=PAIRS, default='multi30k')
   parser.add_argument('--drafters', nargs='+', choices=DRAFTERS, default=DRAFTERS)
   parser.add_argument('--samplers', nargs='+', choices=SAMPLERS, default=[*SAMPLERS])
   parser.add_argument('--targets', nargs='+', choices=TARGETS, default=[*TARGETS])
   parser.add_argument('--count', type=int, default=200)
   args = parser.parse_args()
-  family, *names = PAIRS[args.family]
-  pair = [speccascade.load(args.shared / 'checkpoints' / family / name, dtype='float32') for name in names]
-  write = functools.partial(decode, prompts=prompts_of(args.shared, args.family, args.count), batch_size=50)
+  names = PAIRS[args.family]
+  pair = [speccascade.load(f'family:{args.family}/{name}', dtype='float32') for name in names]
+  write = functools.partial(decode, prompts=prompts_of(args.family, args.count), batch_size=50)
   write = functools.partial(write, max_new_tokens=NEW[args.family])
 
   @functools.cache

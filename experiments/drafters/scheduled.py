@@ -1,6 +1,6 @@
 """What schedules of verification gain on top of drafters, at T = 1: by the drawn token's q, max q and the margin.
 
-python experiments/drafters/scheduled.py SHARED DRAFTERS OUT [--family multi30k] [--drafters eagle …] [--check 16]
+python experiments/drafters/scheduled.py DRAFTERS OUT [--family multi30k] [--drafters eagle …] [--check 16]
 
 With coupled noise a draft is a function of the text before it. So the drafts from every token are observed once, and
 rounds of any schedule are counted from them: those of the loop, which `--check BATCH` decodes. The folder OUT keeps
@@ -149,7 +149,7 @@ def compared(seen: dict, costs: Costs, models, prompts, call: dict) -> dict:
 def main():
   """Observe what is missing, and write the lines that are."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  for name in ('shared', 'drafters_folder', 'out'):
+  for name in ('drafters_folder', 'out'):
     parser.add_argument(name, type=Path)
   parser.add_argument('--family', choices=PAIRS, default='multi30k')
   parser.add_argument('--drafters', nargs='+', default=['small', 'one_pass', 'eagle'])
@@ -157,9 +157,9 @@ def main():
   parser.add_argument('--count', type=int, default=400)
   parser.add_argument('--check', type=int, default=0, help='decode a batch of so many, in place of all else')
   args = parser.parse_args()
-  folder, *names = PAIRS[args.family]
-  pair = [speccascade.load(args.shared / 'checkpoints' / folder / name, dtype='float32') for name in names]
-  texts = prompts_of(args.shared, args.family, args.count)
+  names = PAIRS[args.family]
+  pair = [speccascade.load(f'family:{args.family}/{name}', dtype='float32') for name in names]
+  texts = prompts_of(args.family, args.count)
   prompts = sorted(texts, key=lambda text: len(pair[1].tokenizer.encode(text)))  # as the loop takes them
   call = dict(max_new_tokens=NEW[args.family], sampler=Sampler(coupling='gumbel'), seed=0)
   make, small, large = NETWORKS[args.family]

@@ -1,6 +1,6 @@
 """Time decoding with each drafter over the verifier alone, interleaved: the median of trials and their quartiles.
 
-python experiments/drafters/timed.py SHARED DRAFTERS OUT.csv [--family multi30k] [--batch 8] [--block 5]
+python experiments/drafters/timed.py DRAFTERS OUT.csv [--family multi30k] [--batch 8] [--block 5]
 
 T = 1 with coupled noise, so that all write the same texts. A trial is a call with each; a ratio is that of one trial.
 """
@@ -19,7 +19,7 @@ from speccascade.planning import timing
 def main():
   """Time, and append a line for each drafter."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  for name in ('shared', 'drafters_folder', 'out'):
+  for name in ('drafters_folder', 'out'):
     parser.add_argument(name, type=Path)
   parser.add_argument('--family', choices=PAIRS, default='multi30k')
   parser.add_argument('--drafters', nargs='+', choices=DRAFTERS, default=DRAFTERS)
@@ -28,9 +28,9 @@ def main():
   parser.add_argument('--count', type=int, default=32)
   parser.add_argument('--trials', type=int, default=5)
   args = parser.parse_args()
-  folder, *names = PAIRS[args.family]
-  pair = [speccascade.load(args.shared / 'checkpoints' / folder / name, dtype='float32') for name in names]
-  prompts = prompts_of(args.shared, args.family, args.count)
+  names = PAIRS[args.family]
+  pair = [speccascade.load(f'family:{args.family}/{name}', dtype='float32') for name in names]
+  prompts = prompts_of(args.family, args.count)
   call = dict(max_new_tokens=NEW[args.family], sampler=Sampler(coupling='gumbel'), batch_size=args.batch)
   calls = {'verifier': functools.partial(decode, methods.autoregressive(0), pair[1:], prompts, **call)}
   for name in args.drafters:

@@ -1,6 +1,6 @@
 """An α for each token of a draft: the rule, the α that are best for whole texts, and a command that chooses them.
 
-  python experiments/learned_deferral/by_slot.py SHARED OUT
+  python experiments/learned_deferral/by_slot.py OUT
 
 writes OUT/greedy.json and OUT/sampled.json, with a row for each cost of a call. `same_loss_calls` are the verifier's
 calls per token of `rules.opt` with the one α that has the same loss.
@@ -131,8 +131,8 @@ def choose(tokens: reading.Tokens, out: Path, *, greedy: bool, costs=COSTS, bloc
 
 def main():
   """Choose the α of both temperatures for the pair of Multi30k."""
-  shared, out = map(Path, sys.argv[1:])
-  models, task, _ = pairs.multi30k(shared)
+  (out,) = map(Path, sys.argv[1:])
+  models, task, _ = pairs.multi30k()
   tokens = reading.read(models, reading.references(models, task))
   for name, greedy in (('greedy', True), ('sampled', False)):
     choose(tokens, out / f'{name}.json', greedy=greedy)

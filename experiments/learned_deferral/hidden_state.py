@@ -1,8 +1,8 @@
 """What a learned rule gains by the drafter's last hidden state, on texts that it was not trained on.
 
-  python experiments/learned_deferral/hidden_state.py SHARED [TEXTS]
+  python experiments/learned_deferral/hidden_state.py [TEXTS]
 
-SHARED is the folder of data and checkpoints. The heads learn from the validation split of Multi30k, or from the first
+The heads learn from the validation split of Multi30k, or from the first
 TEXTS of its training split, which both models were trained on too.
 
 Logits are a linear function of the last hidden state. So as many principal components of the drafter's logits as it has
@@ -62,8 +62,8 @@ def best_fit(loss, tokens: reading.Tokens):
 
 def main():
   """Print what each head closes of the gap to the label oracle."""
-  count = int(sys.argv[2]) if len(sys.argv) > 2 else None
-  pair, task, test = pairs.multi30k(Path(sys.argv[1]), 'train' if count else 'val', count)
+  count = int(sys.argv[1]) if len(sys.argv) > 1 else None
+  pair, task, test = pairs.multi30k('train' if count else 'val', count)
   small = pair[0]
   seen, unseen = (reading.references(pair, some) for some in (task, test))
   tokens, new = (reading.read(pair, texts) for texts in (seen, unseen))

@@ -152,14 +152,15 @@ def save(path: pathlib.Path, weights: Any, *, alone: bool, **about):
 
 
 @gin.register(module='learned')
-def load(path: str, *, rejections: bool = False) -> functools.partial:
+def load(path: str, folder: str = '', *, rejections: bool = False) -> functools.partial:
   """Return the rule of a trained head, which needs an α: `functools.partial(load(…), alpha=0.1)`.
 
   Args:
     path: the file that `save` wrote.
+    folder: the folder from which the path counts.
     rejections: whether α is the cost of a rejected token, as in `learned_opt`, and not of a deferral.
   """
-  content = json.loads(pathlib.Path(path).read_text())
+  content = json.loads(pathlib.Path(folder, path).read_text())
   weights = tuple((np.float32(kernel), np.float32(bias)) for kernel, bias in content['weights'])
   if content['alone']:
     return functools.partial(learned_alone, weights=weights)

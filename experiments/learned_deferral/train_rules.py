@@ -1,10 +1,10 @@
 """Train the heads of learned rules on texts, and compare the rules with others on texts that none has seen.
 
-  python experiments/learned_deferral/train_rules.py SHARED multi30k runs/routers_multi30k
-  python experiments/learned_deferral/train_rules.py SHARED sums runs/routers_sums
-  python experiments/learned_deferral/train_rules.py SHARED sums runs/routers_sums mixture
+  python experiments/learned_deferral/train_rules.py multi30k runs/routers_multi30k
+  python experiments/learned_deferral/train_rules.py sums runs/routers_sums
+  python experiments/learned_deferral/train_rules.py sums runs/routers_sums mixture
 
-SHARED is the folder of data and checkpoints. OUT/NAME.json has the head of each of `JOBS`, or of those named; one that
+OUT/NAME.json has the head of each of `JOBS`, or of those named; one that
 is there is not trained again. OUT/held_out.json has the comparison of all. Most of the time is for `swap`, which
 decodes.
 
@@ -199,8 +199,8 @@ def compare(models: Sequence[Model], task: Any, out: Path, names: Sequence[str] 
 
 def main():
   """Train what is missing, and compare."""
-  shared, name, out, *named = sys.argv[1:]
-  models, task, unseen = pairs.PAIRS[name](Path(shared))
+  name, out, *named = sys.argv[1:]
+  models, task, unseen = pairs.PAIRS[name]()
   tokens = {False: functools.cache(lambda: reading.read(models, reading.references(models, task)))}
   tokens[True] = functools.cache(lambda: reading.labelled(models, task))
   for job in named or JOBS:

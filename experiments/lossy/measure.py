@@ -1,9 +1,9 @@
 """Measure lossy verification: acceptance, tokens a round, overshoot, quality with an interval, and a bound on the loss.
 
-python experiments/lossy/measure.py SHARED PAIR TEMPERATURE OUT.csv [--count 200] [--head FILE]
+python experiments/lossy/measure.py PAIR TEMPERATURE OUT.csv [--count 200] [--head FILE]
 
-SHARED is the folder of data and checkpoints, PAIR is sums or multi30k, FILE the head of a learned mixture, which
-`experiments/learned_deferral/train_rules.py SHARED PAIR OUT mixture` trains. Settings that OUT.csv has are not measured
+PAIR is sums or multi30k, FILE the head of a learned mixture, which
+`experiments/learned_deferral/train_rules.py PAIR OUT mixture` trains. Settings that OUT.csv has are not measured
 again. One program serves all rules: which of them is asked is a number, like its α.
 """
 
@@ -74,17 +74,15 @@ def numbered(q, p, *, which, alpha):
   return jax.lax.switch(which.astype(int), [functools.partial(asked, rule) for rule in RULES.values()])
 
 
-def pair_of(shared: Path, pair: str, count: int):
+def pair_of(pair: str, count: int):
   """Return the models and the task of a pair."""
-  names = {'sums': ('llama_sums', 'draft', 'target'), 'multi30k': ('t5_multi30k', 'small', 'large')}
-  family, *parts = names[pair]
-  models = [speccascade.load(shared / 'checkpoints' / family / part, dtype='float32') for part in parts]
-  data = shared / 'data' / pair
+  names = {'sums': ('draft', 'target'), 'multi30k': ('small', 'large')}
+  models = [speccascade.load(f'family:{pair}/{name}', dtype='float32') for name in names[pair]]
   if pair == 'sums':
     fields = dict(prompt_field='Question: {question}\nAnswer:', target_field='answer', metrics=['final_number'])
     limits = dict(stop=['\nQuestion:'], max_prompt_tokens=96, max_new_tokens=NEW[pair])
-    return models, files.jsonl(str(data / 'test_first600.jsonl.gz'), count=count, **fields, **limits)
-  sides = [str(data / f'test_2016_flickr.{side}.gz') for side in ('en', 'de')]
+    return models, files.jsonl('family:sums/test.jsonl', count=count, **fields, **limits)
+  sides = [f'family:multi30k/test_2016_flickr.{side}' for side in ('en', 'de')]
   return models, files.parallel_text(*sides, count=count, max_prompt_tokens=64, max_new_tokens=NEW[pair])
 
 
@@ -147,12 +145,12 @@ def learned(head: str):
 def main():
   """Measure what is missing, a line each."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  for name, kind in dict(shared=Path, pair=str, temperature=float, out=Path).items():
+  for name, kind in dict(pair=str, temperature=float, out=Path).items():
     parser.add_argument(name, type=kind)
   parser.add_argument('--count', type=int, default=200)
   parser.add_argument('--head')
   args = parser.parse_args()
-  models, task = pair_of(args.shared, args.pair, args.count)
+  models, task = pair_of(args.pair, args.count)
   done = list(csv.DictReader(args.out.open())) if args.out.exists() else []
   scores = args.out.with_suffix(f'.{args.pair}.{args.temperature}.exact.npy')
   for name, value, method in methods_of(args.temperature, args.pair, models, args.head):

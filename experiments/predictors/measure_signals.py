@@ -1,6 +1,6 @@
 """How much predictors of acceptance tell, and what each would gain: held-out texts of trios of models, at T = 1.
 
-  python experiments/predictors/measure_signals.py observe SHARED gsm8k --out gsm8k.npz
+  python experiments/predictors/measure_signals.py observe gsm8k --out gsm8k.npz
   python experiments/predictors/measure_signals.py tables gsm8k.npz sums.npz multi30k.npz
 
 `observe` decodes with every draft verified and writes what each signal was of each token. `tables` fits every predictor
@@ -29,10 +29,10 @@ from speccascade.models import shapes  # noqa: E402
 from speccascade.planning import fitting, profiling, sv_model  # noqa: E402
 from speccascade.sv import plans, predictors  # noqa: E402
 
-TRIOS = {  # a folder of checkpoints, its models, and held-out prompts
-  'sums': ('llama_sums', ('draft', 'companion', 'target'), 'sums/test_first600.jsonl.gz'),
-  'gsm8k': ('llama_gsm8k', ('draft', 'companion', 'target'), 'gsm8k/test_first600.jsonl.gz'),
-  'multi30k': ('t5_multi30k', ('small', 'base', 'large'), 'multi30k/test_2016_flickr.en.gz'),
+TRIOS = {  # the models of a family, and its held-out prompts
+  'sums': (('draft', 'companion', 'target'), 'test.jsonl'),
+  'gsm8k': (('draft', 'companion', 'target'), 'test.jsonl'),
+  'multi30k': (('small', 'base', 'large'), 'test_2016_flickr.en'),
 }
 QUESTION = 'Question: {question}\nAnswer:'
 SIGNALS = {name: f for name, f in predictors.known().items() if name != 'companion'}
@@ -44,10 +44,10 @@ BATCHES = 8, 32, 128
 
 def observe(args: argparse.Namespace):
   """Write what signals were of each token."""
-  folder, names, data = TRIOS[args.family]
-  models = [checkpoints.load(args.shared / 'checkpoints' / folder / name) for name in names]
-  field = QUESTION if data.endswith('.jsonl.gz') else None
-  prompts = files.texts(args.shared / 'data' / data, field, args.count)
+  names, data = TRIOS[args.family]
+  models = [checkpoints.load(f'family:{args.family}/{name}') for name in names]
+  field = QUESTION if data.endswith('.jsonl') else None
+  prompts = files.texts(f'family:{args.family}/{data}', field, args.count)
   signals = [f for f in SIGNALS.values() if args.coupling == 'gumbel' or not predictors.declaration(f).coupled]
   samples = profiling.samples_of(
     models,
@@ -176,7 +176,6 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   commands = parser.add_subparsers(required=True)
   one = commands.add_parser('observe')
-  one.add_argument('shared', type=Path)
   one.add_argument('family', choices=TRIOS)
   one.add_argument('--count', type=int, default=64)
   one.add_argument('--max_new_tokens', type=int, default=64)

@@ -1,6 +1,6 @@
 """How much a head tells of acceptance that is trained on the drafter's hidden state, at T = 1.
 
-  python experiments/predictors/trained_head.py SHARED gsm8k [--count 600] [--judged 200]
+  python experiments/predictors/trained_head.py gsm8k [--count 600] [--judged 200]
 
 Texts are samples of the verifier. All models read them, and at each position a token is drawn from the drafter and has
 a chance of acceptance. The first texts judge what the others fit; the models were trained on neither.
@@ -122,12 +122,12 @@ def after(drafter: Model, prompts: Sequence, outputs: Sequence, drawn: Sequence,
   return found
 
 
-def observe(shared: Path, family: str, count: int, new_tokens: int) -> dict[str, np.ndarray]:
+def observe(family: str, count: int, new_tokens: int) -> dict[str, np.ndarray]:
   """Return what is known of each token [N, …] of texts that the verifier samples."""
-  folder, names, data = TRIOS[family]
-  models = [checkpoints.load(shared / 'checkpoints' / folder / name, dtype='float32') for name in names]
-  field = QUESTION if data.endswith('.jsonl.gz') else None
-  prompts = [models[-1].tokenizer.encode(x) for x in files.texts(shared / 'data' / data, field, count)]
+  names, data = TRIOS[family]
+  models = [checkpoints.load(f'family:{family}/{name}', dtype='float32') for name in names]
+  field = QUESTION if data.endswith('.jsonl') else None
+  prompts = [models[-1].tokenizer.encode(x) for x in files.texts(f'family:{family}/{data}', field, count)]
   settings = dict(max_new_tokens=new_tokens, sampler=Sampler(1.0), batch_size=32)
   out = decode(methods.speculative(block=5), [models[0], models[-1]], prompts, **settings)
   outputs = [[int(t) for t in text] for text in out.tokens]
@@ -221,13 +221,12 @@ def interval(accept: np.ndarray, chance: np.ndarray, other: np.ndarray, text: np
 def main():
   """Print what each predictor tells."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument('shared', type=Path)
   parser.add_argument('family', choices=TRIOS)
   parser.add_argument('--count', type=int, default=600)
   parser.add_argument('--judged', type=int, default=200)
   parser.add_argument('--max_new_tokens', type=int, default=48)
   args = parser.parse_args()
-  samples = observe(args.shared, args.family, args.count, args.max_new_tokens)
+  samples = observe(args.family, args.count, args.max_new_tokens)
   new = samples['text'] < args.judged
   accept, text = samples['accept'][new], samples['text'][new]
   print(f'{args.family}: {(~new).sum()} tokens fit, {new.sum()} judge, accepted {accept.mean():.3f}', flush=True)

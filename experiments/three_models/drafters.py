@@ -1,12 +1,11 @@
 """Acceptance of drafters on prompts that they were not trained on, for each rule: enumerated on texts, and counted.
 
-  python experiments/three_models/drafters.py SHARED SMALL OUT/exact/model OUT/opt/model …
+  python experiments/three_models/drafters.py SMALL OUT/exact/model OUT/opt/model …
 
-SHARED is the folder of the checkpoints; the verifier is its large T5 of Multi30k, the companion the base one.
+The verifier is the large T5 of the family of Multi30k, the companion the base one.
 """
 
 import functools
-from pathlib import Path
 import sys
 
 import jax.numpy as jnp
@@ -36,11 +35,10 @@ def overlaps(logits, tokens):
 
 def main():
   """Print a row for each drafter."""
-  shared, *drafters = sys.argv[1:]
-  folder = Path(shared, 'checkpoints', 't5_multi30k')
+  drafters = sys.argv[1:]
   load = functools.partial(speccascade.load, dtype='float32')
-  base, large = load(folder / 'base'), load(folder / 'large')
-  sources, targets = (files.lines(Path(shared, 'data', 'multi30k', f'val.{x}.gz'))[:PROMPTS] for x in ('en', 'de'))
+  base, large = load('family:multi30k/base'), load('family:multi30k/large')
+  sources, targets = (files.lines(f'family:multi30k/val.{x}')[:PROMPTS] for x in ('en', 'de'))
   outputs = [large.tokenizer.encode(text, begins=False) for text in targets]
   names = [*(f'{name}, enumerated' for name in RULES), 'gap', 'correlation', *(f'{name}, counted' for name in RULES)]
   print('| drafter | ' + ' | '.join(names) + ' |\n|' + ' --- |' * (1 + len(names)))

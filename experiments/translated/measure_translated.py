@@ -1,8 +1,8 @@
 """Measure what another vocabulary costs a drafter in acceptance, and that the verifier's text stays what it is.
 
-python experiments/translated/measure_translated.py FOLDER FAMILY [--count 200] [--new 40] [--block 5] [--reading]
+python experiments/translated/measure_translated.py FAMILY [--count 200] [--new 40] [--block 5] [--reading]
 
-FOLDER holds checkpoints/ and data/, FAMILY is one of its checkpoints. The drafter is given a vocabulary of each kind
+The drafter is given a vocabulary of each kind
 (give_vocabulary.py) of the family's training texts; each line is a JSON object. With --reading it compares, on
 given texts of a Llama, what the drafter may read where it lacks a token: one for one, or all that spell it.
 """
@@ -85,7 +85,6 @@ def compare_readings(small: Model, large: Model, texts: list[str], corpus: list[
 def main():
   """Decode with the drafter as it is and with each vocabulary, at T = 0 and 1."""
   parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-  parser.add_argument('folder', type=Path)
   parser.add_argument('family', choices=PAIRS)
   parser.add_argument('--count', type=commands.count, default=200)
   parser.add_argument('--new', type=commands.count, default=40, help='tokens a prompt (40)')
@@ -93,13 +92,13 @@ def main():
   parser.add_argument('--reading', action='store_true', help='compare what the drafter may read')
   parser.add_argument('--size', type=commands.count, default=4096, help='tokens of the vocabularies (4096)')
   args = parser.parse_args()
-  paths = [args.folder / 'checkpoints' / args.family / name for name in PAIRS[args.family]]
+  paths = [f'family:{args.family}/{name}' for name in PAIRS[args.family]]
   small, large = (speccascade.load(path, dtype='float32') for path in paths)
-  texts = corpus(args.folder, args.family)
+  texts = corpus(args.family)
   if args.reading:
-    return compare_readings(small, large, corpus(args.folder, args.family, 40, 'test_first600'), texts, args.size)
+    return compare_readings(small, large, corpus(args.family, 40, 'test'), texts, args.size)
   run = functools.partial(
-    decode, prompts=prompts(args.folder, args.family, args.count), max_new_tokens=args.new, batch_size=50
+    decode, prompts=prompts(args.family, args.count), max_new_tokens=args.new, batch_size=50
   )
   alone = run(methods.autoregressive(), [large], sampler=Sampler(0.0)).tokens
   read = np.concatenate([large.tokenizer.encode(prompt) for prompt in run.keywords['prompts']])

@@ -1,11 +1,9 @@
 """Checkpoints of every format: `load` looks at what a path is."""
 
-from collections.abc import Sequence
-import fnmatch
+from collections.abc import Callable, Sequence
 import json
 import os
 from pathlib import Path, PurePosixPath
-import re
 from typing import Any
 
 import jax
@@ -15,17 +13,14 @@ from speccascade.backends import sharding
 from speccascade.checkpoints import digests, files, hf, orbax, stored, t5x
 from speccascade.checkpoints.hf.family import Family, family, Key
 from speccascade.data import files as data_files
-from speccascade.data import tokenizers
+from speccascade.data import sources, tokenizers
+from speccascade.data.sources import FREQUENT, MTP
 from speccascade.drafters import frequent, frequent_tokens, layerskip
 from speccascade.host import storage
-from speccascade.host.errors import first_line, known_as
+from speccascade.host.errors import known_as
 from speccascade.types import check_bits, Model, named_apart
 
-MTP = 'mtp'
-FREQUENT = 'frequent='
-_PART = re.compile(rf'(.+)@(\d+|{MTP}|{FREQUENT}.+)')
-_HUB_ID = re.compile(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*')
-_HUB_FILES = ['*.json', '*.safetensors', '*.model', 'merges.txt', '*.jinja']
+_HF_FILES = '*.json', '*.model', 'merges.txt', '*.jinja'
 _DESCRIPTIONS = {'.gin', *tokenizers.SUFFIXES}  # kinds of files next to a checkpoint that describe it
 _FORMATS = {'hf': hf, 'orbax': orbax, 't5x': t5x}
 DTYPES = ('float32', 'bfloat16', 'float16', 'int8')
@@ -51,10 +46,11 @@ def load(
   """Return the model of a checkpoint, with its tokenizer if there is one, in a dtype that suits this machine.
 
   Args:
-    path: Folder, hub id, or address in a bucket, as gs://…, of which a copy is cached on this machine. With @4 at its
-      end it is the first four layers of that model; `load_all` lets them share the arrays of the complete model. With
-      @mtp it is the model's layer of multi-token prediction, a head; with @frequent=FILE it scores only the tokens that
-      occur in a text file (`drafters.frequent`).
+    path: Folder, hub id, as org/name or org/name@REVISION, address in a bucket, as gs://…, of which a copy is cached on
+      this machine, or member of a family, as family:sums/draft. With @4 at its end it is the first four layers of that
+      model; `load_all` lets them share the arrays of the complete model. With @mtp it is the model's layer of
+      multi-token prediction, a head; with @frequent=FILE it scores only the tokens that occur in a text file
+      (`drafters.frequent`).
     dtype: Float32, bfloat16 or float16. None is as stored, but float32 on a CPU, which computes many times slower with
       shorter numbers. Int8 is that of the weights alone, with a scale for each output; activations are as with None.
     scan: Stack the layers, so that one layer is compiled for all.
@@ -112,7 +108,7 @@ def load_shared(path, loaded: list, **settings) -> Model:
     loaded: The checkpoints that were loaded so far, with their settings; this one is added.
     **settings: Settings of `load`.
   """
-  base, part = parse_model_path(path)
+  base, part = sources.parse(path)
   if part == MTP:
     return load(path, **settings)
   key = (base, settings)
@@ -121,20 +117,6 @@ def load_shared(path, loaded: list, **settings) -> Model:
     model = load(base, **settings)
     loaded.append((key, model))
   return part_of(model, part)
-
-
-def parse_model_path(path) -> tuple[str, int | str | None]:
-  """Return the path of a checkpoint and the part of it: for MODEL@4 its number of layers, else what follows the @.
-
-  A folder on this machine whose name ends in @4 is that folder.
-  """
-  text = os.fspath(path)
-  local = not storage.is_address(text)
-  text = os.path.normpath(os.path.expanduser(text)) if local else text
-  match = None if local and os.path.exists(text) else _PART.fullmatch(text)
-  if match is None:
-    return text, None
-  return os.path.normpath(match[1]) if local else match[1], int(match[2]) if match[2].isdigit() else match[2]
 
 
 def part_of(model: Model, part: int | str | None) -> Model:
@@ -175,11 +157,12 @@ def read(
   if dtype == 'int8':
     dtype, quantised = None, True
   settings = {'dtype': dtype, 'quantised': quantised, 'scan': scan, **layout}
-  path, part = parse_model_path(path)
-  folder = _folder(path, revision)
+  path, part = sources.parse(path)
+  folder, default = _source(path, revision)
   form = kind(folder)
   if form == 't5x':
     folder = t5x.find(folder)
+    default = folder.parent.name if folder.name.startswith('checkpoint_') else folder.name  # of the folder of steps
     settings['activation'] = activation
   elif activation is not None:
     raise ValueError(f'activation={activation!r} is for T5X checkpoints, and {folder} is {form}: leave it out')
@@ -190,8 +173,6 @@ def read(
   tokenizer = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
   generation = None if form == 't5x' else hf.generation_config(folder)
   digest_of_files = digest(folder, tokenizer=tokenizer) + '-int8' * quantised
-  step = folder.name.startswith('checkpoint_')  # of T5X, whose model has the name of the folder above
-  default = folder.parent.name if step else folder.name
   model = Model(params, network, tokenizer, default, digest_of_files, generation and json.dumps(generation))
   model = model.replace(name=f'{default}@{MTP}') if part == MTP else part_of(model, part)
   return model if name is None else model.replace(name=name)
@@ -207,11 +188,11 @@ def digest(path, revision: str | None = None, tokenizer: Any = None) -> str:
     revision: Branch, tag or commit of a hub model.
     tokenizer: Tokenizer, or the path of one, instead of the checkpoint's own.
   """
-  path, part = parse_model_path(path)
-  folder = _folder(path, revision)
+  path, part = sources.parse(path)
+  folder, _ = _source(path, revision)
   form = kind(folder)
   folder = t5x.find(folder) if form == 't5x' else folder
-  patterns = {'hf': {*_HUB_FILES, *hf.reader.patterns(folder)}, 'orbax': ['**/*']}
+  patterns = {'hf': {*_HF_FILES, *hf.reader.patterns(folder)}, 'orbax': ['**/*']}
   files_of_model = [p for pattern in patterns.get(form, ()) for p in folder.glob(pattern)]
   files_of_model = t5x.model_files(folder) if form == 't5x' else files_of_model
   by_name = {os.path.relpath(p, folder): p for p in files_of_model if p.is_file()}
@@ -249,63 +230,32 @@ def kind(folder: Path) -> str:
   raise ValueError(f'{folder} is no checkpoint: it has {some or "an empty folder"}, {_EXPECTED}{hint}')
 
 
-def _folder(path, revision: str | None = None) -> Path:
-  """Return an existing folder for a path, an address or a hub id."""
-  if storage.is_address(path):
-    with storage.client_errors():  # of a bucket, the latest step is copied here
-      return storage.local_copy(t5x.find(storage.resolve(path)), _is_of_checkpoint, ['hf_tokenizer'])
-  folder = Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
-  if folder.suffix == '.gguf' and folder.is_file():
-    raise ValueError(f'{folder} is no checkpoint: {files.GGUF}')
-  if folder.is_file():
-    raise NotADirectoryError(f'{folder} is a file: pass its folder, {folder.parent}')
-  if folder.is_dir() and revision is not None:
-    raise ValueError(f'{folder} is a folder, and revision={revision!r} is one of a hub model: leave it out')
-  if folder.is_dir():
-    return folder
-  files.check_finished(folder)
-  text = os.fspath(path)
-  if isinstance(text, str) and _HUB_ID.fullmatch(text) and not Path(text.split('/')[0]).exists():
-    return _download(text, revision)
-  raise FileNotFoundError(f'{folder} does not exist: {_EXPECTED}, or a hub id as org/name')
+def _source(path, revision: str | None = None) -> sources.Source:
+  """Return an existing folder for the source of a model, with the name of the model."""
+  if storage.is_address(path):  # of a bucket, the latest step is copied here
+    with storage.client_errors():
+      path = str(t5x.find(storage.resolve(path)))
+  found = sources.find(path, _read_files, ['hf_tokenizer'], revision=revision)
+  if found.path.suffix == '.gguf' and found.path.is_file():
+    raise ValueError(f'{found.path} is no checkpoint: {files.GGUF}')
+  if found.path.is_file():
+    raise NotADirectoryError(f'{found.path} is a file: pass its folder, {found.path.parent}')
+  if not found.path.is_dir():
+    files.check_finished(found.path)
+    raise FileNotFoundError(f'{found.path} does not exist: {_EXPECTED}, or a hub id as org/name')
+  return found
 
 
-def _is_of_checkpoint(name: str) -> bool:
-  """Return whether `load` reads a file, by its path from the folder above the checkpoint's."""
-  _, *inside = name.split('/')
-  suffix = PurePosixPath(name).suffix
-  return suffix not in files.OTHERS and not inside[0].startswith('state.') if inside else suffix in _DESCRIPTIONS
-
-
-def _download(hub_id: str, revision: str | None) -> Path:
-  """Return the local copy of a hub model, fetching what it lacks."""
-  import huggingface_hub  # lazily: only hub ids need it
-
-  try:
-    names = huggingface_hub.list_repo_files(hub_id, revision=revision)
-  except Exception:  # there may be a copy on this machine
-    names = []
-  patterns = [*_HUB_FILES, *_other_weights(hub_id, names)]
-  try:
-    return Path(huggingface_hub.snapshot_download(hub_id, revision=revision, allow_patterns=patterns))
-  except Exception as error:  # the client lets its HTTP library's errors through, whichever library that is
-    reason = first_line(error)[:200]
-    at, option = ('', '') if revision is None else (f' at revision {revision!r}', f' --revision {revision}')
-    raise FileNotFoundError(
-      f'{hub_id} is no folder here and could not be fetched{at} ({reason}): download it by hand (hf download '
-      f'{hub_id}{option} --local-dir FOLDER, where there is a network) and pass the folder'
-    ) from None
-
-
-def _other_weights(hub_id: str, names: Sequence[str]) -> list[str]:
-  """Return the patterns of a hub model's weights where they are no safetensors, or raise where they are not read."""
-  if any(name.endswith('.safetensors') for name in names):
-    return []
-  if found := [pattern for pattern in hf.reader.TORCH if fnmatch.filter(names, pattern)]:
-    return found
-  if any(name.endswith('.gguf') for name in names):
-    raise ValueError(f'{hub_id} is no checkpoint: {files.GGUF}')
-  return []
+def _read_files(names: Sequence[str], read: Callable[[str], bytes]) -> list[str]:
+  """Choose the files of a checkpoint that `load` reads, of weights in several formats those of one."""
+  found = sources.described(names, _DESCRIPTIONS)
+  inside = [name for name in names if name.count('/') == 1]
+  if weights := hf.reader.choose(inside, read):
+    return [*found, *weights]
+  if any(name.endswith('.gguf') for name in inside):
+    raise ValueError(f'{inside[0].partition("/")[0]} is no checkpoint: {files.GGUF}')
+  kept = lambda name: PurePosixPath(name).suffix not in files.OTHERS and not name.split('/')[1].startswith('state.')
+  return [*dict.fromkeys([*found, *(name for name in names if '/' in name and kept(name))])]
 
 
 def _dtype(dtype) -> str:

@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any
 
 from speccascade import checkpoints
-from speccascade.host import storage
+from speccascade.data import sources
 from speccascade.host.errors import first_line
 from speccascade.types import Model
 
@@ -15,10 +15,10 @@ class Checkpoint:
   """A model by its path, loaded when it is needed.
 
   Attributes:
-    path: The folder of a checkpoint, or a part of it, as `checkpoints.load` takes it.
+    path: The source of a checkpoint, or of a part of it, as `load` takes it.
     dtype: Float32, bfloat16, float16 or int8, of the weights alone; None: as stored, but float32 on a CPU.
     name: The name in results; None: that of the checkpoint.
-    tokenizer: The path of another tokenizer than the checkpoint's.
+    tokenizer: The source of another tokenizer than the checkpoint's.
     scan: Whether the layers are one loop in the compiled program.
     revision: Of a hub model.
     activation: Of a T5X checkpoint without its gin file.
@@ -37,7 +37,7 @@ class Checkpoint:
   def __post_init__(self):
     if not isinstance(self.path, str) or not self.path:
       raise ValueError(f'Checkpoint: path={self.path!r} is not a path; give the folder of a checkpoint.')
-    storage.resolve(self.path)
+    sources.check(self.path)
 
   def digest(self) -> str:
     """Return a digest of the files at the path."""

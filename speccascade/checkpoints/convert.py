@@ -7,6 +7,7 @@ import time
 
 from speccascade import checkpoints
 from speccascade.checkpoints import files, hf, orbax, t5x
+from speccascade.data import sources
 from speccascade.host import storage
 from speccascade.types import Model
 
@@ -75,7 +76,7 @@ def convert(
 
 def _check_destination(src, dst: Path, form: str, overwrite: bool) -> bool:
   """Return whether `dst` may be replaced; raise where writing fails, or would replace the source or no checkpoint."""
-  source = Path(os.path.abspath(checkpoints.parse_model_path(src)[0]))
+  source = Path(os.path.abspath(sources.parse(src)[0]))
   source = t5x.find(source) if source.is_dir() else source
   if source.exists() and (dst == source or dst in source.parents):
     raise ValueError(f'{dst} is or contains the source {source}: choose another destination')

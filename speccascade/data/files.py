@@ -15,7 +15,7 @@ import zlib
 
 from speccascade.data import chat as chats
 from speccascade.data import metrics as metric_table
-from speccascade.data import prompts
+from speccascade.data import prompts, sources
 from speccascade.data.examples import Example, Metric, Prompt, Task
 from speccascade.host import storage
 
@@ -306,7 +306,7 @@ def lines(path: str | os.PathLike) -> list[str]:
 
 def read_text(path: str | os.PathLike) -> str:
   """Return the text of a plain or gzipped file, or of a pipe; it raises the errors of `lines`."""
-  file = storage.resolve(path)
+  file = sources.resolve(path)
   with storage.client_errors():
     if file.is_dir() or not file.exists():
       here = '' if storage.is_address(path) or file.is_absolute() else f' in {os.getcwd()}'

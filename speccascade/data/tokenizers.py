@@ -13,9 +13,8 @@ import pathlib
 from typing import Any
 import warnings
 
-from speccascade.data import chat, tokenizer_formats
+from speccascade.data import chat, sources, tokenizer_formats
 from speccascade.data.tokenizer_formats import content, SENTINELS
-from speccascade.host import storage
 from speccascade.types import Model
 
 # The files that decide how a tokenizer behaves, besides its vocabulary; saved with a checkpoint.
@@ -115,15 +114,16 @@ class Tokenizer:
 
 
 def find(path: str | os.PathLike) -> Tokenizer | None:
-  """Return the tokenizer at a path.
+  """Return the tokenizer of a source.
 
   Args:
-    path: A tokenizer file, or a model folder; its parent is searched too, where models share a tokenizer.
+    path: A tokenizer file, or the source of a model, as `load` takes it, of which no weights are fetched; the folder
+      above it is searched too, where models share a tokenizer.
 
   Returns:
     The tokenizer, or None if there is none.
   """
-  path = storage.local_copy(path, lambda name: pathlib.PurePosixPath(name).suffix in SUFFIXES).expanduser().absolute()
+  path = sources.find(sources.parse(path)[0], lambda names, _: sources.described(names, SUFFIXES), ['hf_tokenizer']).path
   if path.is_file():
     return Tokenizer(str(path))
   candidates = (file for folder in (path, path.parent, path.parent / 'hf_tokenizer') for file in _candidates(folder))

@@ -43,15 +43,6 @@ def _mesh(shape: Mapping[str, int] | Sequence[Mapping[str, int]] | None = None):
   return shape
 
 
-def _path(root: str, name: str) -> str:
-  """Return a path below a folder, so that a config names the folder once."""
-  folder = storage.resolve(root)
-  if not folder.is_dir():
-    macro = gin_files.macro_of('speccascade.path', 'root')
-    raise ValueError(f'{macro} = {str(root)!r} is no folder here; bind another: --gin.{macro}=PATH')
-  return str(folder / name)
-
-
 @functools.cache
 def register():
   """Give gin the names that a config may use, once."""
@@ -64,7 +55,6 @@ def names() -> Iterator[tuple[str, Callable]]:
   for thing in (Experiment, Curve, Checkpoint):
     yield f'speccascade.{thing.__name__}', thing
   yield 'speccascade.run', _run
-  yield 'speccascade.path', _path
   yield 'speccascade.mesh', _mesh
   of_files = files.parallel_text, files.jsonl, files.conversations
   for thing in (*of_files, spec_bench.spec_bench, tasks.seqio_task, tasks.t5x_task, harness.lm_eval_task):

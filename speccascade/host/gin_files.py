@@ -201,13 +201,6 @@ def _installed(file: str) -> bool:
   )
 
 
-def macro_of(configurable: str, parameter: str) -> str:
-  """Return the macro that a parameter is bound to, else the parameter's own name."""
-  value = gin.config._CONFIG.get(('', configurable), {}).get(parameter)
-  is_macro = getattr(value, 'selector', '') == 'gin.macro'
-  return '/'.join(value.scopes) if is_macro else f'{configurable.split(".")[-1]}.{parameter}'
-
-
 def _known() -> list[str]:
   registry = gin.config._REGISTRY
   full = [selector.removeprefix('speccascade.') for selector, _ in registry.items()]

@@ -297,14 +297,23 @@ def objects(folder) -> dict[str, dict]:
 # ---- local copies ----
 
 
-def local_copy(path, wanted: Callable[[str], bool] = lambda name: True, siblings: Sequence[str] = ()) -> Path:
+# Chooses, by the names that files have from the folder above, those that are copied; the function reads one of them.
+Choose = Callable[[Sequence[str], Callable[[str], bytes]], Iterable[str]]
+
+
+def everything(names: Sequence[str], read: Callable[[str], bytes]) -> Sequence[str]:
+  """Choose all files."""
+  return names
+
+
+def local_copy(path, choose: Choose = everything, siblings: Sequence[str] = ()) -> Path:
   """Return a file or folder on this machine; of a bucket, a copy of it and of the files next to it.
 
   Each version of a folder is fetched once, to `CACHE`.
 
   Args:
     path: A path of this machine, an address, or a path in a bucket.
-    wanted: Tells by its name from the folder above which object is copied.
+    choose: Which objects are copied.
     siblings: Folders next to `path` that are copied too; files next to a folder always are.
   """
   path = resolve(path) if isinstance(path, str) else path
@@ -312,7 +321,7 @@ def local_copy(path, wanted: Callable[[str], bool] = lambda name: True, siblings
     return path.expanduser()
   if CACHE is None:
     raise RunError(f'{path} cannot be copied here, for no home folder is known: set XDG_CACHE_HOME to a folder.')
-  listed = _list(path, wanted, siblings)
+  listed = _list(path, choose, siblings)
   copy = CACHE / digest_of_json([str(path.parent), listed])
   if not copy.exists():
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -329,7 +338,7 @@ def local_copy(path, wanted: Callable[[str], bool] = lambda name: True, siblings
 
 
 @client_errors()
-def _list(path, wanted: Callable[[str], bool], siblings: Sequence[str]) -> dict[str, dict]:
+def _list(path, choose: Choose, siblings: Sequence[str]) -> dict[str, dict]:
   """Return the objects to copy by their names from the folder above."""
   if path.fs.isfile(path.path):
     entries = {path.name: path.fs.info(path.path)}
@@ -340,4 +349,5 @@ def _list(path, wanted: Callable[[str], bool], siblings: Sequence[str]) -> dict[
     entries = {posixpath.basename(about['name']): about for about in next_to if about['type'] == 'file'}
     for folder in (path.name, *siblings):
       entries |= {f'{folder}/{name}': about for name, about in objects(path.parent / folder).items()}
-  return {name: about for name, about in entries.items() if wanted(name)}
+  read = lambda name: path.fs.cat_file((path.parent / name).path)
+  return {name: entries[name] for name in choose(list(entries), read)}

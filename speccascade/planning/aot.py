@@ -19,6 +19,7 @@ import numpy as np
 from speccascade import backends, checkpoints, Sampler, theory
 from speccascade.backends import sharding
 from speccascade.checkpoints.hf import network_of
+from speccascade.data import sources
 from speccascade.drafters import hidden
 from speccascade.engine import loop, requests
 from speccascade.engine.lowering import lower
@@ -75,7 +76,7 @@ def models_of(models: Sequence[str], dtype: str, scan: bool = False, head: str |
   """Return models with shapes in the place of parameters.
 
   Args:
-    models: A named pair; or config.json files or their folders, with @4 at the end the first four layers of one.
+    models: A named pair; or config.json files or sources of models, with @4 at the end the first four layers of one.
     dtype: Dtypes as `load_all` takes them, that of a head first.
     scan: Whether layers are stacked.
     head: The checkpoint of a head, which drafts beside the last model.
@@ -83,10 +84,10 @@ def models_of(models: Sequence[str], dtype: str, scan: bool = False, head: str |
   if head is None and len(models) == 1:
     networks, parts = shapes.pair(models[0]), (None, None)
   else:
-    paths, parts = zip(*map(checkpoints.parse_model_path, models))
+    paths, parts = zip(*map(sources.parse, models))
     if words := [part for part in parts if isinstance(part, str)]:
       raise ValueError(f'@{words[0]}: a program is compiled for a head by --head, for frequent tokens by --frequent.')
-    networks = [network_of(_config_in(Path(path))) for path in paths]
+    networks = [network_of(config_in(path)) for path in paths]
   dtypes = checkpoints.dtype_of_each(dtype, len(networks) + (head is not None))
   each = zip(networks, dtypes[-len(networks) :], strict=True)
   networks = [dataclasses.replace(shapes.in_dtype(network, one), scan=scan) for network, one in each]
@@ -100,11 +101,14 @@ def shaped(network: Network) -> Model:
   return Model(network.param_shapes(), network)
 
 
-def _config_in(path: Path) -> Path:
-  """Return a config.json, or that of a folder."""
-  file = path / 'config.json' if path.is_dir() else path
+def config_in(source: str) -> Path:
+  """Return a config.json, or that of the source of a model, of which nothing else is fetched."""
+  found = sources.find(source, lambda names, _: [name for name in names if name.endswith('/config.json')]).path
+  file = found / 'config.json' if found.is_dir() else found
   if not file.is_file():
-    raise ValueError(f'{path} is no config.json, nor a folder with one; give one for each model, or a pair by name.')
+    raise ValueError(
+      f'{found} is no config.json, nor a folder with one; give one, or a hub id, for each model, or a pair by name.'
+    )
   return file
 
 

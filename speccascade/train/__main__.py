@@ -1,6 +1,6 @@
-"""Train models: `python -m speccascade.train --gin_file=FILE --out=FOLDER`.
+"""Train models: `python -m speccascade.train --gin_file=FILE --out=FOLDER`, or those of a family: `… family:sums`.
 
-The same command resumes a stopped run, with the same result as an uninterrupted one. `--compile=v5e:4x4` compiles the
+family:sums/draft is one model of the family; they are trained where all commands look for them. The same command resumes a stopped run, with the same result as an uninterrupted one. `--compile=v5e:4x4` compiles the
 step of each job for chips that need not be there (extra `tpu`), and prints its memory on a chip and its collectives.
 A gin file is code: it imports modules and calls functions. Run none that you have not read.
 """
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import functools
 import sys
 
+from speccascade.data import families
 from speccascade.host import commands, multihost, storage
 
 
@@ -21,6 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.train', __doc__)
+  known = ', '.join(f'{families.PREFIX}{name}' for name in families.FAMILIES)
+  parser.add_argument('family', nargs='?', help=f'a family or a model of one, in the place of --gin_file: {known}')
   commands.add_gin(parser, 'It binds train.jobs', 'train.Settings.steps = 1000')
   parser.add_argument('--out', help='the folder of the run, with a folder for each job')
   parser.add_argument(
@@ -34,6 +37,8 @@ def _parser() -> commands.Parser:
 
 
 def _run(args: argparse.Namespace):
+  if args.family:
+    _take_recipe(args)
   if (args.out is None) == (args.compile is None):
     raise ValueError('give --out, the folder of the run, or --compile, the chips to compile for')
   if args.compile:
@@ -45,6 +50,16 @@ def _run(args: argparse.Namespace):
     echo = functools.partial(print, f'[{job.name}]') if multihost.is_writer() else lambda *_, **__: None
     job.run(out, echo)
     echo(f'done: {out / job.name}')
+
+
+def _take_recipe(args: argparse.Namespace):
+  """Set gin file, bindings, jobs and folder to those of a family."""
+  recipe = families.training(args.family)
+  args.gin_file = [recipe.gin_file, *args.gin_file]
+  args.gin_bindings = [*recipe.bindings, *args.gin_bindings]
+  args.job = [*recipe.jobs, *args.job]
+  if not (args.out or args.compile):
+    args.out = recipe.out
 
 
 def _compile(args: argparse.Namespace) -> None:

@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 from speccascade.backends import sharding
 from speccascade.checkpoints.checkpoint import Checkpoint
 from speccascade.checkpoints.hf import network_of
-from speccascade.host import storage
 from speccascade.planning import aot, hlo
 from speccascade.train import layout
 from speccascade.train.batches import Batch, by_size
@@ -139,8 +138,5 @@ def _shapes_of(job: Job, given: str | Checkpoint | None, jobs: Sequence[Job]) ->
   name = given if isinstance(given, str) else given.path
   network = next((x.network for x in jobs if x.name == name), None)
   if network is None:
-    file = storage.local(name) / 'config.json'
-    if not file.is_file():
-      raise ValueError(f'job {job.name}: --compile needs the network of {name}, and {file} is not there to state it')
-    network = network_of(file, dtype='float32')
+    network = network_of(aot.config_in(name), dtype='float32')
   return Model(network.param_shapes(), network, name=name)

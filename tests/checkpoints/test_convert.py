@@ -183,8 +183,8 @@ def test_the_generation_config_comes_along(tmp_path, form):
   assert checkpoints.read(hf.write(tmp_path / 'c', loaded.replace(network=network))).network.eos_ids == (4,)
 
 
-def test_the_tokenizer_comes_along(shared, tmp_path):
-  family = shared / 'checkpoints' / 'llama_gsm8k'
+def test_the_tokenizer_comes_along(families, tmp_path):
+  family = families / 'gsm8k'
   source = tmp_path / 'source'
   shutil.copytree(family / 'draft', source)
   for file in (family / 'hf_tokenizer').iterdir():

@@ -1,16 +1,19 @@
 """`load` recognises the format of a path, and raises one clear error for anything else."""
 
 import dataclasses
+import fnmatch
 import functools
 import json
 import os
 import pathlib
 import shutil
+import types
 
 import jax
 import jax.numpy as jnp
 from matching import having, says
 import pytest
+import safetensors
 from tiers import long_but
 from tiny import assert_equal, error_of, model_of
 from tiny import T5_V1_1 as T5
@@ -19,7 +22,7 @@ from speccascade import checkpoints, decode, methods, sampling
 from speccascade.backends import cpu
 from speccascade.checkpoints import hf, orbax, t5x
 from speccascade.checkpoints.checkpoint import Checkpoint
-from speccascade.data import tokenizers
+from speccascade.data import sources, tokenizers
 from speccascade.drafters import layerskip
 from speccascade.engine import state
 from speccascade.models.layers import stack_layers
@@ -115,8 +118,8 @@ def test_dtype_scan_and_name_are_as_asked_for(folders, model):
     checkpoints.read(folders['hf'], dtype='half-ish')
 
 
-def test_a_tokenizer_may_be_given(folders, shared, tmp_path):
-  family = shared / 'checkpoints' / 't5_multi30k'
+def test_a_tokenizer_may_be_given(folders, families, tmp_path):
+  family = families / 'multi30k'
   loaded = checkpoints.read(folders['hf'], tokenizer=family / 'small')
   assert loaded.tokenizer == tokenizers.Tokenizer(str(family / 'spiece.model'))
   assert checkpoints.read(folders['hf'], tokenizer=loaded.tokenizer).tokenizer is loaded.tokenizer
@@ -124,9 +127,9 @@ def test_a_tokenizer_may_be_given(folders, shared, tmp_path):
     checkpoints.read(folders['hf'], tokenizer=tmp_path / 'orbax')
 
 
-@pytest.mark.parametrize(('family', 'size'), [('t5_multi30k', 'small'), ('llama_gsm8k', 'draft')])
-def test_the_shared_checkpoints_load_with_their_tokenizer(shared, family, size):
-  loaded = checkpoints.read(shared / 'checkpoints' / family / size)
+@pytest.mark.parametrize(('family', 'size'), [('multi30k', 'small'), ('gsm8k', 'draft')])
+def test_the_shared_checkpoints_load_with_their_tokenizer(families, family, size):
+  loaded = checkpoints.read(families / family / size)
   assert loaded.name == size and loaded.network.dtype == 'bfloat16'
   assert len(loaded.tokenizer.pieces()) == loaded.network.vocab_size
   assert loaded.tokenizer.eos_ids == loaded.network.eos_ids
@@ -162,29 +165,93 @@ def test_half_of_a_folder_is_told_from_nothing(folders, tmp_path):
   assert says(_error(folders['t5x'], FileNotFoundError), "'checkpoint'", "'state'")
 
 
-def test_a_hub_id_is_fetched_or_explained(folders, monkeypatch, tmp_path):
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+  """Stand in for the hub: repositories by id and revision, folders of which what is asked for is copied to a cache."""
   import huggingface_hub
 
   monkeypatch.chdir(tmp_path)
-  asked = []
+  repositories, fetched = {}, []
 
-  def fetch(hub_id, revision, allow_patterns):
-    asked.append((hub_id, revision, '*.safetensors' in allow_patterns, 'pytorch_model*.bin' in allow_patterns))
-    return str(folders['hf'])
+  def listed(hub_id, revision=None):
+    folder = repositories[hub_id, revision]
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob('*') if p.is_file())
 
-  listed = ['config.json', 'model.safetensors', 'pytorch_model.bin']
-  monkeypatch.setattr(huggingface_hub, 'list_repo_files', lambda *_, **__: listed)
-  monkeypatch.setattr(huggingface_hub, 'snapshot_download', fetch)
+  def snapshot(hub_id, revision=None, allow_patterns=()):
+    folder, cache = repositories[hub_id, revision], tmp_path / 'cache' / hub_id / 'snapshots' / f'0123abc{revision}'
+    for name in listed(hub_id, revision):
+      if any(fnmatch.fnmatch(name, pattern) for pattern in allow_patterns):
+        fetched.append(name)
+        (cache / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / name, cache / name)
+    return str(cache)
+
+  def file(hub_id, name, revision=None):
+    return str(repositories[hub_id, revision] / name)
+
+  monkeypatch.setattr(huggingface_hub, 'list_repo_files', listed)
+  monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot)
+  monkeypatch.setattr(huggingface_hub, 'hf_hub_download', file)
+  return types.SimpleNamespace(repositories=repositories, fetched=fetched)
+
+
+def test_of_a_hub_id_what_is_read_is_fetched_and_it_gives_the_name(folders, hub, tmp_path):
+  shutil.copytree(folders['hf'], tmp_path / 'there')
+  for name in ('pytorch_model.bin', 'consolidated.safetensors', 'original/params.json', 'onnx/model.safetensors', 'x.md'):
+    (tmp_path / 'there' / name).parent.mkdir(exist_ok=True)
+    (tmp_path / 'there' / name).write_text('{}')
+  hub.repositories['org/name', None] = hub.repositories['org/name', 'v2'] = tmp_path / 'there'
+  model = checkpoints.read('org/name')
+  assert model.network.config.embed_dim == 8 and model.name == 'name'
+  assert {*hub.fetched} == {p.name for p in folders['hf'].iterdir()}
+  for text, settings in (('org/name@v2', {}), ('org/name', dict(revision='v2')), ('org/name@v2', dict(revision='v2'))):
+    hub.fetched.clear()
+    assert checkpoints.load(text, **settings).name == 'name' and 'model.safetensors' in hub.fetched
+  assert sources.parse('org/name@v2@1') == ('org/name@v2', 1)
+  with pytest.raises(ValueError, match=having('org/name@v2', "revision='v3'", 'leave one out')):
+    checkpoints.load('org/name@v2', revision='v3')
+  with pytest.raises(ValueError, match=having('hf', "revision='v9'")):
+    checkpoints.load(folders['hf'], revision='v9')
+  assert 'there/missing' in _error('there/missing', FileNotFoundError)  # there/ is a folder here
+
+
+def test_of_weights_in_shards_those_of_the_index_are_fetched(folders, hub, tmp_path):
+  there = tmp_path / 'there'
+  shutil.copytree(folders['hf'], there)
+  (there / 'model.safetensors').rename(there / 'model-00001-of-00001.safetensors')
+  with safetensors.safe_open(there / 'model-00001-of-00001.safetensors', 'np') as file:
+    index = {'weight_map': dict.fromkeys(file.keys(), 'model-00001-of-00001.safetensors')}
+  (there / 'model.safetensors.index.json').write_text(json.dumps(index))
+  (there / 'consolidated.safetensors').write_text('')
+  hub.repositories['org/name', None] = there
   assert checkpoints.read('org/name').network.config.embed_dim == 8
-  assert checkpoints.load('org/name', revision='v2').network.config.embed_dim == 8
-  assert asked == [('org/name', None, True, False), ('org/name', 'v2', True, False)]
+  assert 'model-00001-of-00001.safetensors' in hub.fetched and 'consolidated.safetensors' not in hub.fetched
+  hub.fetched.clear()
+  (there / 'model.safetensors.index.json').write_text('{')
+  assert 'model.safetensors.index.json is not valid JSON' in _error('org/name', ValueError)
 
-  listed.remove('model.safetensors')
-  checkpoints.read('org/name')
-  assert asked[2:] == [('org/name', None, True, True)]
-  listed[:] = ['model-Q4_K_M.gguf']
-  assert says(_error('org/name', ValueError), 'org/name', 'llama.cpp')
-  assert len(asked) == 3
+
+def test_a_hub_id_is_a_tokenizer_of_which_no_weights_are_fetched(families, hub):
+  folder = families / 'sums' / 'hf_tokenizer'
+  hub.repositories['org/name', None] = hub.repositories['org/name', 'v2'] = folder
+  tokenizer = tokenizers.load(folder)
+  for text in ('org/name', 'org/name@v2', 'org/name@2', 'org/name@v2@frequent=x.txt'):
+    assert tokenizers.load(text).encode('4+4=8') == tokenizer.encode('4+4=8')
+  assert {*hub.fetched} == {p.name for p in folder.iterdir()}
+  hub.repositories['org/model', None] = families / 'sums' / 'draft'
+  hub.fetched.clear()
+  with pytest.raises(FileNotFoundError, match='org/model: no tokenizer there'):
+    tokenizers.load('org/model')
+  assert {*hub.fetched} == {'config.json', 'generation_config.json'}
+
+
+def test_what_the_hub_lacks_or_this_machine_cannot_reach_is_explained(hub, monkeypatch, tmp_path):
+  import huggingface_hub
+
+  (tmp_path / 'there').mkdir()
+  (tmp_path / 'there' / 'model-Q4_K_M.gguf').write_text('')
+  hub.repositories['org/name', None] = tmp_path / 'there'
+  assert says(_error('org/name', ValueError), 'name', 'llama.cpp') and not hub.fetched
 
   def unreachable(*_, **__):
     raise OSError('Name or service not known\nand forty more lines')
@@ -194,11 +261,9 @@ def test_a_hub_id_is_fetched_or_explained(folders, monkeypatch, tmp_path):
   message = _error('org/name', FileNotFoundError)
   assert says(message, 'org/name', '(Name or service not known)')
   assert 'download' in message and '\n' not in message
-  with pytest.raises(FileNotFoundError, match=having("'v9'", 'hf download org/name --revision v9 --local-dir')):
-    checkpoints.load('org/name', revision='v9')
-  with pytest.raises(ValueError, match=having('hf', "revision='v9'")):
-    checkpoints.load(folders['hf'], revision='v9')
-  assert 'hf/missing' in _error('hf/missing', FileNotFoundError)  # hf/ is a folder here
+  for text, settings in (('org/name', dict(revision='v9')), ('org/name@v9', {})):
+    with pytest.raises(FileNotFoundError, match=having("'v9'", 'hf download org/name --revision v9 --local-dir')):
+      checkpoints.load(text, **settings)
 
 
 def test_a_digest_tells_weights_apart(folders, model, tmp_path):

@@ -18,7 +18,7 @@ from speccascade.engine import requests
 from speccascade.models.t5 import T5, T5Config
 from speccascade.types import Model, Network
 
-FAMILIES = {'t5_multi30k': 'spiece.model', 'llama_gsm8k': 'tokenizer.model'}
+FAMILIES = {'multi30k': 'spiece.model', 'gsm8k': 'tokenizer.model'}
 TEXTS = [
   '',
   ' ',
@@ -29,17 +29,17 @@ TEXTS = [
 ]
 
 
-def _pair(shared, family):
-  folder = shared / 'checkpoints' / family
+def _pair(families, family):
+  folder = families / family
   model = tokenizers.Tokenizer(str(folder / FAMILIES[family]))
   return model, tokenizers.Tokenizer(str(folder / 'hf_tokenizer' / 'tokenizer.json'))
 
 
 @pytest.mark.parametrize('family', list(FAMILIES))
-def test_both_formats_give_the_same_ids_and_texts(shared, family):
-  model, fast = _pair(shared, family)
+def test_both_formats_give_the_same_ids_and_texts(families, family):
+  model, fast = _pair(families, family)
   assert model.pieces() == fast.pieces() and model.eos_ids == fast.eos_ids
-  for text in TEXTS + corpus(shared, family, 500):
+  for text in TEXTS + corpus(family, 500):
     ids = model.encode(text)
     assert ids == fast.encode(text), text
     if 'unk' not in ''.join(model.pieces()[i] for i in ids):
@@ -47,10 +47,10 @@ def test_both_formats_give_the_same_ids_and_texts(shared, family):
 
 
 @pytest.mark.parametrize('family', list(FAMILIES))
-def test_each_family_keeps_its_convention_and_writes_no_control_tokens(shared, family):
-  for tokenizer in _pair(shared, family):
+def test_each_family_keeps_its_convention_and_writes_no_control_tokens(families, family):
+  for tokenizer in _pair(families, family):
     ids = tokenizer.encode('the sum of 3 and 4')
-    if family == 't5_multi30k':
+    if family == 'multi30k':
       assert ids[-1] == 1 and tokenizer.encode('') == [1] and tokenizer.eos_ids == (1,)
     else:
       assert ids[0] == 1 and ids[-1] != 2 and tokenizer.encode('') == [1] and tokenizer.eos_ids == (2,)
@@ -59,8 +59,8 @@ def test_each_family_keeps_its_convention_and_writes_no_control_tokens(shared, f
     assert tokenizer.decode([]) == ''
 
 
-def test_a_model_folder_finds_its_own_tokenizer_or_its_familys(shared, tmp_path):
-  folder = shared / 'checkpoints' / 't5_multi30k'
+def test_a_model_folder_finds_its_own_tokenizer_or_its_familys(families, tmp_path):
+  folder = families / 'multi30k'
   expected = tokenizers.Tokenizer(str(folder / 'spiece.model'))
   assert tokenizers.find(folder / 'small') == tokenizers.find(folder) == tokenizers.find(expected.path) == expected
   (tmp_path / 'hf_tokenizer').mkdir()
@@ -76,21 +76,21 @@ def test_a_model_folder_finds_its_own_tokenizer_or_its_familys(shared, tmp_path)
   assert tokenizers.find(tmp_path / 'small').path == str(tmp_path / 'hf_tokenizer' / 'tokenizer.json')
 
 
-def test_a_tokenizer_is_its_path(shared):
-  a, b = (_pair(shared, 't5_multi30k')[0] for _ in range(2))
+def test_a_tokenizer_is_its_path(families):
+  a, b = (_pair(families, 'multi30k')[0] for _ in range(2))
   assert a == b and {a: 1}[b] == 1 and pickle.loads(pickle.dumps(a)).encode('x') == a.encode('x')
 
 
-def test_settings_overrule_what_the_files_say(shared, tmp_path):
-  for family, file in (('t5_multi30k', 'spiece.model'), ('llama_gsm8k', 'hf_tokenizer/tokenizer.json')):
-    source = shared / 'checkpoints' / family / file
+def test_settings_overrule_what_the_files_say(families, tmp_path):
+  for family, file in (('multi30k', 'spiece.model'), ('gsm8k', 'hf_tokenizer/tokenizer.json')):
+    source = families / family / file
     target = tmp_path / family
     target.mkdir()
     (target / source.name).write_bytes(source.read_bytes())
-    settings = {'add_bos_token': False, 'add_eos_token': family == 'llama_gsm8k', 'bos_token': '<s>'}
+    settings = {'add_bos_token': False, 'add_eos_token': family == 'gsm8k', 'bos_token': '<s>'}
     (target / 'tokenizer_config.json').write_text(json.dumps(settings | {'eos_token': {'content': '</s>'}}))
     ids = tokenizers.find(target).encode('a')
-    assert 1 not in ids and (ids[-1] == 2) == (family == 'llama_gsm8k')
+    assert 1 not in ids and (ids[-1] == 2) == (family == 'gsm8k')
     assert [p.rsplit('/', 1)[1] for p in tokenizers.find(target).files()] == [source.name, 'tokenizer_config.json']
 
 
@@ -417,8 +417,8 @@ def test_a_template_gets_values_alone(tmp_path):
     _text(tmp_path, 'a', mine=lambda: 1)
 
 
-def test_both_formats_read_the_special_tokens_of_a_template(shared, tmp_path):
-  llama = shared / 'checkpoints' / 'llama_gsm8k'
+def test_both_formats_read_the_special_tokens_of_a_template(families, tmp_path):
+  llama = families / 'gsm8k'
   found = []
   special = {'bos_token': '<s>', 'eos_token': '</s>'}
   for name, source in (('tokenizer.model', llama), ('tokenizer.json', llama / 'hf_tokenizer')):
@@ -514,15 +514,15 @@ def _model(tokenizer, vocab_size, name):
   return Model({}, network, tokenizer, name)
 
 
-def test_equal_vocabularies_pass_whatever_their_format_and_padding(shared):
-  model, fast = _pair(shared, 't5_multi30k')
+def test_equal_vocabularies_pass_whatever_their_format_and_padding(families):
+  model, fast = _pair(families, 'multi30k')
   assert tokenizers.check_vocabularies([_model(model, 6000, 'a'), _model(fast, 6144, 'b')]) == 6000
   assert tokenizers.check_vocabularies([_model(model, 6144, 'a'), _model(None, 6050, 'b')]) == 6000
   assert tokenizers.check_vocabularies([_model(None, 12, 'a'), _model(None, 10, 'b')]) == 10
 
 
-def test_the_first_difference_is_named(shared, tmp_path):
-  t5, llama = _pair(shared, 't5_multi30k')[0], _pair(shared, 'llama_gsm8k')[0]
+def test_the_first_difference_is_named(families, tmp_path):
+  t5, llama = _pair(families, 'multi30k')[0], _pair(families, 'gsm8k')[0]
   with pytest.raises(ValueError, match=having('id 0', "'<pad>' in small", 'spiece.model', "'<unk>' in draft")):
     tokenizers.check_vocabularies([_model(t5, 6000, 'small'), _model(llama, 4096, 'draft')])
   (tmp_path / 'a').mkdir()

@@ -60,9 +60,9 @@ def test_a_value_under_a_name_that_nothing_uses_is_refused(tmp_path):
 
 
 def test_what_a_binding_replaces_leaves_no_scope_without_use(tmp_path):
-  scoped = "path.root = '.'\nsource/path.name = 'x'\nExperiment.name = @source/path()\n"
+  scoped = "task/data.jsonl.path = 'nowhere'\nExperiment.task = @task/data.jsonl()\n"
   seeded = 'N = 3\nExperiment.seed = %N\n'
-  bindings = ["Experiment.name = 'mine'", 'Experiment.seed = 4']
+  bindings = ["Experiment.name = 'mine'", 'Experiment.task = @toys.task()', 'Experiment.seed = 4']
   text = parse(GOOD + scoped + seeded, tmp_path, bindings=bindings)
   assert config.build()[0].name == 'mine'
   assert parse(text, tmp_path) == text

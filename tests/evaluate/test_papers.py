@@ -21,6 +21,7 @@ from tiers import long_but
 
 from speccascade import checkpoints, methods, Sampler
 from speccascade.checkpoints import hf
+from speccascade.data import sources
 from speccascade.data.seqio import tasks
 from speccascade.engine.job import Job
 from speccascade.evaluate import config, published
@@ -112,7 +113,7 @@ def command_of(row: dict[str, str]) -> str:
 @functools.cache
 def model(path: str) -> Model:
   """Return the model at a path as shapes; layers are stacked, where all are in it: quicker to trace."""
-  base, layers = checkpoints.parse_model_path(path)
+  base, layers = sources.parse(path)
   network = dataclasses.replace(NETWORKS[base](), scan=layers is None)
   return checkpoints.part_of(Model(network.param_shapes(), network, name=path), layers)
 
@@ -233,7 +234,7 @@ def gibibytes(experiment: Experiment) -> float:
   task = experiment.task
   batches = experiment.latency_batches if experiment.latency_examples else ()
   rows = max(experiment.quality_batch, *batches, 1)
-  paths = {checkpoints.parse_model_path(checkpoint.path)[0] for checkpoint in experiment.models}
+  paths = {sources.parse(checkpoint.path)[0] for checkpoint in experiment.models}
   caches = sum(cache_bytes(path, rows, task.max_prompt_tokens, task.max_new_tokens) for path in paths)
   return (caches + sum(tree_bytes(model(path).params) for path in paths)) / 2**30
 
@@ -355,6 +356,6 @@ def test_the_models_of_the_page_have_its_sizes():
   compared = [row for row in ROWS if 'GiB of weights' in row]
   for row in compared:
     paths = [cell.strip('`') for name, cell in row.items() if name.isupper()]
-    weights = sum(tree_bytes(model(path).params) for path in {checkpoints.parse_model_path(path)[0] for path in paths})
+    weights = sum(tree_bytes(model(path).params) for path in {sources.parse(path)[0] for path in paths})
     assert float(row['GiB of weights']) == pytest.approx(weights / 2**30, abs=0.06), row
   assert len(compared) == 15

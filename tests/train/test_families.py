@@ -1,7 +1,5 @@
 """The gin files that train families of models from public data: their sizes, their vocabularies, a stop on the way."""
 
-import importlib.util
-import json
 import pathlib
 
 import jax
@@ -10,6 +8,7 @@ import pytest
 from tiers import long_but
 
 import speccascade
+from speccascade.data import families, sums
 from speccascade.evaluate import config
 from speccascade.train import __main__, data, jobs, loop, vocabulary
 
@@ -32,20 +31,10 @@ FAMILIES = {  # bindings of the data, those that make the first job small, and t
 
 
 @pytest.fixture
-def made():
-  """Return the module that generates word problems."""
-  spec = importlib.util.spec_from_file_location('make_sums', ROOT / 'experiments' / 'sums_trio' / 'make_sums.py')
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
-
-
-@pytest.fixture
-def corpora(made, tmp_path, monkeypatch):
+def corpora(tmp_path, monkeypatch):
   """Write small corpora into a folder, which becomes the current one."""
   monkeypatch.chdir(tmp_path)
-  problems = made.problems()
-  pathlib.Path('train.jsonl').write_text(''.join(json.dumps(next(problems)) + '\n' for _ in range(64)))
+  pathlib.Path('train.jsonl').write_bytes(b''.join(sums.lines(0, 64)))
   for language, words in (('en', 'a red dog runs and sleeps'), ('de', 'ein roter Hund läuft und schläft')):
     texts = [' '.join(words.split()[i % 3 :]) for i in range(64)]
     pathlib.Path(f'text.{language}').write_text('\n'.join(texts) + '\n')
@@ -94,19 +83,6 @@ def test_a_family_has_its_sizes(name):
   assert counted == FAMILIES[name][2]
 
 
-def test_problems_have_one_right_answer_and_no_question_twice(made):
-  problems = made.problems(seed=1)
-  some = [next(problems) for _ in range(2000)]
-  assert len({problem['question'] for problem in some}) == len(some)
-  for problem in some:
-    sums, _, answer = problem['answer'].partition(' #### ')
-    results = [text.partition('=') for text in sums.split('; ')]
-    assert all(eval(left) == int(right) for left, _, right in results) and results[-1][2] == answer
-    assert 1 <= int(answer) <= made.LARGEST
-  again = made.problems(seed=1)
-  assert [next(again) for _ in range(5)] == some[:5]
-
-
 def test_a_file_of_objects_gives_pairs_whose_targets_continue_their_sources(tmp_path):
   path = tmp_path / 'x.jsonl'
   path.write_text('{"q": "one two", "a": "three"}\n')
@@ -126,12 +102,32 @@ def test_a_tied_table_begins_with_logits_of_the_size_of_one(corpora):
   np.testing.assert_allclose(np.square(table).sum(-1).mean(), 1, atol=0.05)
 
 
-def test_the_models_of_a_family_are_compared_by_one_config(corpora):
-  bindings = ['SHARED = "."', 'PATH = "train.jsonl"', 'TOKENIZER = None']
-  config.parse([f'{ROOT}/experiments/sums_trio/family.gin'], bindings)
+def test_the_models_of_a_family_are_compared_by_one_config(monkeypatch, tmp_path):
+  monkeypatch.delenv(families.FOLDER, raising=False)
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  trained = families.folder('sums') / 'target' / 'model'
+  trained.mkdir(parents=True)
+  vocabulary.make(trained / 'tokenizer.model', ['one two three'] * 9, size=20, hard_vocab_limit=False)
+  (trained / 'config.json').write_text('{}')
+  config.parse([f'{ROOT}/experiments/sums_trio/family.gin'])
   (experiment,) = config.build()
-  paths = [pathlib.Path(checkpoint.path) for checkpoint in experiment.models]
-  assert paths == [pathlib.Path(name) / 'model' for name in ('draft', 'companion', 'target')]
+  assert [checkpoint.path for checkpoint in experiment.models] == [
+    f'family:sums/{name}' for name in ('draft', 'companion', 'target')
+  ]
   methods = {point.curve.name: point.build() for point in experiment.points}
   slots = {'target only': (2,), 'companion only': (1,), 'draft only': (0,), 'SpecDecode': (0, 2)}
-  assert {name: method.slots for name, method in methods.items()} == slots and len(experiment.task.examples) == 64
+  assert {name: method.slots for name, method in methods.items()} == slots and len(experiment.task.examples) == 600
+
+
+@pytest.mark.full
+def test_a_family_is_trained_to_where_it_is_looked_for(monkeypatch, tmp_path, capsys):
+  monkeypatch.delenv(families.FOLDER, raising=False)
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  of_data, small, _ = FAMILIES['sums_trio']
+  given = [f'--gin.{b}' for b in (*small, 'train.Settings.batch_size=4')]
+  assert __main__.main(['family:sums/draft', *given]) == 0
+  model = speccascade.load('family:sums/draft')
+  assert model.name == 'draft' and model.tokenizer.decode(model.tokenizer.encode('a 12')).strip() == 'a 12'
+  assert not (families.folder('sums') / 'companion').exists()
+  for text, said in (('family:sums/test.jsonl', 'is no model: train family:sums/draft'), ('family:sum', 'did you mean')):
+    assert __main__.main([text]) == 1 and said in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,28 @@ def find(folder: Path) -> tuple[Path, Callable] | None:
   """Return the file of a folder's weights, or their index, and what reads a file of that kind; None without weights."""
   found = ((folder / f'{name}{end}', of_file) for name, of_file in _READERS.items() for end in ('', '.index.json'))
   return next(((file, of_file) for file, of_file in found if file.exists()), None)
+
+
+def choose(names: Sequence[str], read: Callable[[str], bytes]) -> list[str]:
+  """Return, of the files of a folder, its weights with their index, of the first format that it has.
+
+  Args:
+    names: The paths of the files from the folder above.
+    read: Reads one of them.
+  """
+  for end in (f'{name}{end}' for name in _READERS for end in ('', '.index.json')):
+    if file := next((name for name in names if name.partition('/')[2] == end), None):
+      return [file, *(_shards_of(file, names, read) if end.endswith('.json') else ())]
+  return []
+
+
+def _shards_of(index: str, names: Sequence[str], read: Callable[[str], bytes]) -> list[str]:
+  """Return the files that an index names, as far as they are there; a damaged index is told of when it is read."""
+  try:
+    files = {*json.loads(read(index))['weight_map'].values()}
+  except (ValueError, KeyError, AttributeError, TypeError):
+    return []
+  return [name for name in names if name.partition('/')[2] in files]
 
 
 def patterns(folder: Path) -> Sequence[str]:

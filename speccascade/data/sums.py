@@ -1,15 +1,15 @@
-"""Word problems with one right answer, chains of sums in GSM8K's form: `python make_sums.py FOLDER`.
+"""Word problems with one right answer, chains of sums in GSM8K's form: {"question": …, "answer": "26+4=30 #### 30"}.
 
-FOLDER/train.jsonl has 20 000 problems, FOLDER/test.jsonl 600 others, each {"question": …, "answer": "26+4=30 #### 30"}.
-The same seed makes the same files.
+The same seed makes the same problems. They are the texts of the family `sums`: `family:sums/train.jsonl` has 20 000,
+`family:sums/test.jsonl` 600 others.
 """
 
-import argparse
 from collections.abc import Iterator
+import itertools
 import json
-from pathlib import Path
 import random
 
+TRAIN, TEST = 20_000, 600
 NAMES = ('Ada', 'Bilal', 'Chen', 'Dora', 'Emil', 'Farah', 'Goran', 'Hana', 'Ivan', 'Juno', 'Kofi', 'Lin', 'Mara')
 THINGS = ('acorns', 'beads', 'bricks', 'candles', 'dice', 'eggs', 'lemons', 'maps', 'nails', 'pears', 'seeds', 'shells')
 BOXES = ('baskets', 'boxes', 'crates', 'sacks', 'trays')
@@ -74,20 +74,8 @@ def problems(seed: int = 0) -> Iterator[dict[str, str]]:
       yield made
 
 
-def main():
-  """Write both files."""
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument('folder', type=Path)
-  parser.add_argument('--train', type=int, default=20_000, help='number of problems to train on')
-  parser.add_argument('--test', type=int, default=600)
-  parser.add_argument('--seed', type=int, default=0)
-  args = parser.parse_args()
-  args.folder.mkdir(parents=True, exist_ok=True)
-  stream = problems(args.seed)
-  for name, count in (('train', args.train), ('test', args.test)):
-    lines = [json.dumps(next(stream)) + '\n' for _ in range(count)]
-    (args.folder / f'{name}.jsonl').write_text(''.join(lines))
 
-
-if __name__ == '__main__':
-  main()
+def lines(first: int, last: int) -> Iterator[bytes]:
+  """Yield some of the problems, a JSON object a line."""
+  for made in itertools.islice(problems(), first, last):
+    yield json.dumps(made).encode() + b'\n'

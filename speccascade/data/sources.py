@@ -1,0 +1,132 @@
+"""Sources: the texts by which commands, configs and functions name what lies outside of the program.
+
+models/large  problems.jsonl.gz         a folder or a file of this machine
+gs://bucket/models/large                an address in a bucket, of which a copy is cached here
+org/name  org/name@REVISION             a model of the Hugging Face hub; of it only the files that are read are fetched
+family:NAME/MEMBER                      a model or a file of texts of a family (`data.families`)
+
+After the source of a model stands which part of it is meant: @4, its first four layers; @mtp, its layer of multi-token
+prediction; @frequent=FILE, with a head over the tokens of a file.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+import contextlib
+import os
+from pathlib import Path, PurePosixPath
+import re
+from typing import NamedTuple
+
+from speccascade.data import families
+from speccascade.host import storage
+from speccascade.host.errors import first_line
+
+MTP = 'mtp'
+FREQUENT = 'frequent='
+_PART = re.compile(rf'(.+)@(\d+|{MTP}|{FREQUENT}.+)')
+_HUB_ID = re.compile(r'([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?')
+
+
+
+class Source(NamedTuple):
+  """What a text names: a file or folder of this machine, and the name that results give it."""
+
+  path: Path
+  name: str
+
+
+def parse(text: str | os.PathLike) -> tuple[str, int | str | None]:
+  """Return the source of a model and the part of it: for SOURCE@4 its number of layers, else what follows the @.
+
+  A folder on this machine whose name ends in @4 is that folder.
+  """
+  text = os.fspath(text)
+  local = not storage.is_address(text) and not families.is_member(text)
+  text = os.path.normpath(os.path.expanduser(text)) if local else text
+  match = None if local and os.path.exists(text) else _PART.fullmatch(text)
+  if match is None:
+    return text, None
+  return os.path.normpath(match[1]) if local else match[1], int(match[2]) if match[2].isdigit() else match[2]
+
+
+def check(text: str) -> None:
+  """Raise ValueError for a text that can name nothing: an address without its package, a family that is none."""
+  if families.is_member(text):
+    families.parse(parse(text)[0])
+  else:
+    storage.resolve(text)
+
+
+def resolve(path: str | os.PathLike):
+  """Return the path of a file of texts, on this machine or in a bucket."""
+  return families.find(path) if families.is_member(path) else storage.resolve(path)
+
+
+def find(text: str | os.PathLike, choose: storage.Choose, siblings: Sequence[str] = (), *, revision: str | None = None) -> Source:
+  """Return the file or the folder that a source names; it need not be there if it is of this machine.
+
+  Args:
+    text: The source, without a part.
+    choose: What is fetched of it, from the hub or a bucket.
+    siblings: Folders next to it that are fetched from a bucket too.
+    revision: Branch, tag or commit of a model of the hub.
+  """
+  text = os.fspath(text)
+  if families.is_member(text):
+    _check_no_revision(text, revision)
+    return Source(families.find(text), text.rpartition('/')[2])
+  if storage.is_address(text):
+    _check_no_revision(text, revision)
+    with storage.client_errors():
+      path = storage.local_copy(storage.resolve(text), choose, siblings)
+    return Source(path, path.name)
+  path = Path(os.path.abspath(os.path.expanduser(text)))
+  match = _HUB_ID.fullmatch(text)
+  if path.exists() or not match or Path(text.split('/')[0]).exists():
+    _check_no_revision(path, revision) if path.exists() else None
+    return Source(path, path.name)
+  if match[2] and revision not in (None, match[2]):
+    raise ValueError(f'{text} has a revision, and revision={revision!r} is another: leave one out')
+  return Source(_from_hub(match[1], revision or match[2], choose), match[1].partition('/')[2])
+
+
+def _check_no_revision(where: str | Path, revision: str | None):
+  if revision is not None:
+    raise ValueError(f'{where} is a folder, and revision={revision!r} is one of a hub model: leave it out')
+
+
+def _from_hub(hub_id: str, revision: str | None, choose: storage.Choose) -> Path:
+  """Return the local copy of a model of the hub, fetching what it lacks."""
+  import huggingface_hub  # lazily: only hub ids need it
+
+  _, _, name = hub_id.partition('/')
+  try:
+    listed = [f'{name}/{file}' for file in huggingface_hub.list_repo_files(hub_id, revision=revision)]
+  except Exception:  # there may be a copy on this machine
+    listed = []
+
+  def read(file: str) -> bytes:
+    with _reached(hub_id, revision):
+      return Path(huggingface_hub.hf_hub_download(hub_id, file.partition('/')[2], revision=revision)).read_bytes()
+
+  chosen = [file.partition('/')[2] for file in choose(listed, read)] if listed else ['config.json']
+  with _reached(hub_id, revision):
+    return Path(huggingface_hub.snapshot_download(hub_id, revision=revision, allow_patterns=chosen))
+
+
+@contextlib.contextmanager
+def _reached(hub_id: str, revision: str | None) -> Iterator[None]:
+  """Turn an error of the hub's client into one sentence."""
+  try:
+    yield
+  except Exception as error:  # the client lets its HTTP library's errors through, whichever library that is
+    at, option = ('', '') if revision is None else (f' at revision {revision!r}', f' --revision {revision}')
+    raise FileNotFoundError(
+      f'{hub_id} is no folder here and could not be fetched{at} ({first_line(error)[:200]}): download it by hand (hf '
+      f'download {hub_id}{option} --local-dir FOLDER, where there is a network) and pass the folder'
+    ) from None
+
+
+def described(names: Iterable[str], suffixes: Iterable[str]) -> list[str]:
+  """Return the names of the files beside weights that describe a model, in its folder and in the one above it."""
+  kept = {*suffixes}
+  return [n for n in names if PurePosixPath(n).suffix in kept and not n.endswith('.index.json') and n.count('/') < 2]
