@@ -1,17 +1,13 @@
-"""Package metadata. Extras: seqio, lm-eval (the evaluation harness), buckets (gs://), parity (reference
-implementations), tpu (its compiler), test, docs, dev.
-
-The addresses of the project are those of the clone's remote `origin`, where that is on GitHub.
+"""Package metadata. Extras: cuda and tpu (JAX for them), k8s (processes of Kubernetes), seqio, lm-eval (the evaluation
+harness), buckets (gs://), gguf (files of llama.cpp), parity (reference implementations), test, docs, dev.
 """
 
 from pathlib import Path
 import re
-import subprocess
 
 import setuptools
 
 ROOT = Path(__file__).parent
-PAGES = {'Documentation': 'docs', 'Changelog': 'CHANGELOG.md'}
 SEQIO = [
   'seqio==0.0.20',
   'tensorflow-text>=2.21,<2.22',
@@ -21,20 +17,9 @@ SEQIO = [
 BUCKETS = ['gcsfs>=2025.3', 'universal-pathlib>=0.3']
 
 
-def address() -> str | None:
-  """Return the page of the repository, None where none is known."""
-  try:
-    asked = subprocess.run(['git', 'remote', 'get-url', 'origin'], cwd=ROOT, capture_output=True, text=True)
-  except OSError:  # no git
-    return None
-  found = re.search(r'github\.com[:/]([\w.-]+/[\w.-]+?)(\.git)?$', asked.stdout.strip())
-  return found and f'https://github.com/{found.group(1)}'
-
-
 def readme() -> str:
-  """Return the README with links that lead somewhere from another page too."""
-  text, page = (ROOT / 'README.md').read_text(encoding='utf-8'), address()
-  return re.sub(r'\]\((?!https?:|#)', f']({page}/blob/main/', text) if page else text
+  """Return the README without links into a clone, which would lead nowhere on the page of an index."""
+  return re.sub(r'\[([^\]]+)\]\((?!https?:|#)[^)]+\)', r'\1', (ROOT / 'README.md').read_text(encoding='utf-8'))
 
 
 def version() -> str:
@@ -49,8 +34,6 @@ setuptools.setup(
   description='Speculative decoding, cascades, collaborative decoding and speculative verification as one JAX program',
   long_description=readme(),
   long_description_content_type='text/markdown',
-  url=address(),
-  project_urls={n: f'{address()}/blob/main/{p}' for n, p in PAGES.items()} if address() else {},
   keywords=['speculative decoding', 'cascades', 'JAX', 'Flax', 'T5', 'LLM inference'],
   classifiers=[
     'Development Status :: 4 - Beta',
@@ -71,7 +54,7 @@ setuptools.setup(
     'speccascade.evaluate.report': ['report.*'],
   },
   install_requires=[
-    'flax>=0.12.8,<0.13',
+    'flax>=0.12.3,<0.13',
     'gin-config==0.5.0',
     'huggingface_hub>=1.0',
     'jax>=0.10,<0.13',
@@ -84,16 +67,18 @@ setuptools.setup(
     'orbax-checkpoint>=0.12.8,<0.13',
     'rouge-score==0.1.2',
     'sacrebleu>=2.6,<3',
-    'safetensors>=0.8',
+    'safetensors>=0.7',
     'scipy>=1.14',
     'sentencepiece>=0.2',
     'tensorstore>=0.1.84',
-    'tokenizers>=0.23',
+    'tokenizers>=0.22',
     'tqdm>=4.66',
   ],
   extras_require={
     'seqio': SEQIO,
+    'cuda': ['jax[cuda13]>=0.10,<0.13'],
     'tpu': ['jax[tpu]>=0.10,<0.13'],
+    'k8s': ['jax[k8s]>=0.10,<0.13'],
     'buckets': BUCKETS,
     'lm-eval': ['lm_eval>=0.4.13,<0.5'],
     'parity': ['lm_eval[hf]>=0.4.13,<0.5', 'torch>=2.6', 'transformers>=5.23,<6'],

@@ -16,6 +16,7 @@ from trained import NAMES, NEW, prompts
 
 import speccascade
 from speccascade import acceptance, decode, methods, Request, rules, Sampler
+from speccascade.data import files
 from speccascade.drafters.layerskip import layerskip
 from speccascade.engine.state import cache_slots
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
@@ -188,9 +189,7 @@ def test_every_rule_that_promises_it_writes_what_the_large_model_writes(t5, alon
 
 @pytest.mark.long
 def test_collaborative_decoding_of_three_models_is_the_ensemble(llamas):
-  run = functools.partial(
-    decode, models=llamas, prompts=prompts('gsm8k', 8), max_new_tokens=40, sampler=Sampler(0.0)
-  )
+  run = functools.partial(decode, models=llamas, prompts=prompts('gsm8k', 8), max_new_tokens=40, sampler=Sampler(0.0))
   ensemble, cos = run(methods.ensemble(weighted, 3)), run(methods.cos(weighted, (3, 2, 1)))
   assert cos.tokens == ensemble.tokens
   assert cos.stats.calls[2].sum() < 0.75 * ensemble.stats.calls[2].sum()

@@ -10,7 +10,6 @@ dimensions are that state, up to a linear map, which the first layer of the head
 """
 
 import functools
-from pathlib import Path
 import sys
 
 import held_out

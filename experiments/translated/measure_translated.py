@@ -97,9 +97,7 @@ def main():
   texts = corpus(args.family)
   if args.reading:
     return compare_readings(small, large, corpus(args.family, 40, 'test'), texts, args.size)
-  run = functools.partial(
-    decode, prompts=prompts(args.family, args.count), max_new_tokens=args.new, batch_size=50
-  )
+  run = functools.partial(decode, prompts=prompts(args.family, args.count), max_new_tokens=args.new, batch_size=50)
   alone = run(methods.autoregressive(), [large], sampler=Sampler(0.0)).tokens
   read = np.concatenate([large.tokenizer.encode(prompt) for prompt in run.keywords['prompts']])
   for kind in ('own', *KINDS):

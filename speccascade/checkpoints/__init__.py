@@ -254,8 +254,8 @@ def _read_files(names: Sequence[str], read: Callable[[str], bytes]) -> list[str]
     return [*found, *weights]
   if any(name.endswith('.gguf') for name in inside):
     raise ValueError(f'{inside[0].partition("/")[0]} is no checkpoint: {files.GGUF}')
-  kept = lambda name: PurePosixPath(name).suffix not in files.OTHERS and not name.split('/')[1].startswith('state.')
-  return [*dict.fromkeys([*found, *(name for name in names if '/' in name and kept(name))])]
+  below = [name for name in names if '/' in name and not name.split('/')[1].startswith('state.')]
+  return [*dict.fromkeys([*found, *(name for name in below if PurePosixPath(name).suffix not in files.OTHERS)])]
 
 
 def _dtype(dtype) -> str:

@@ -26,7 +26,6 @@ _PART = re.compile(rf'(.+)@(\d+|{MTP}|{FREQUENT}.+)')
 _HUB_ID = re.compile(r'([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?')
 
 
-
 class Source(NamedTuple):
   """What a text names: a file or folder of this machine, and the name that results give it."""
 
@@ -61,7 +60,9 @@ def resolve(path: str | os.PathLike):
   return families.find(path) if families.is_member(path) else storage.resolve(path)
 
 
-def find(text: str | os.PathLike, choose: storage.Choose, siblings: Sequence[str] = (), *, revision: str | None = None) -> Source:
+def find(
+  text: str | os.PathLike, choose: storage.Choose, siblings: Sequence[str] = (), *, revision: str | None = None
+) -> Source:
   """Return the file or the folder that a source names; it need not be there if it is of this machine.
 
   Args:

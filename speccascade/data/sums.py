@@ -74,7 +74,6 @@ def problems(seed: int = 0) -> Iterator[dict[str, str]]:
       yield made
 
 
-
 def lines(first: int, last: int) -> Iterator[bytes]:
   """Yield some of the problems, a JSON object a line."""
   for made in itertools.islice(problems(), first, last):

@@ -123,7 +123,8 @@ def find(path: str | os.PathLike) -> Tokenizer | None:
   Returns:
     The tokenizer, or None if there is none.
   """
-  path = sources.find(sources.parse(path)[0], lambda names, _: sources.described(names, SUFFIXES), ['hf_tokenizer']).path
+  source, _ = sources.parse(path)
+  path = sources.find(source, lambda names, _: sources.described(names, SUFFIXES), ['hf_tokenizer']).path
   if path.is_file():
     return Tokenizer(str(path))
   candidates = (file for folder in (path, path.parent, path.parent / 'hf_tokenizer') for file in _candidates(folder))

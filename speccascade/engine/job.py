@@ -10,7 +10,6 @@ import os
 from typing import Any
 
 import jax
-from jax._src import xla_bridge  # which has no public name for whether JAX has started
 
 from speccascade import sampling
 from speccascade.backends import sharding
@@ -18,13 +17,14 @@ from speccascade.drafters import hidden
 from speccascade.engine import inputs, law, requests, validate
 from speccascade.engine.lowering import cut, lower
 from speccascade.engine.method import Strategy
+from speccascade.host import jax_private
 from speccascade.types import check_bits, checked_int, Model, Network
 
 _FORKED: list[int] = []  # this process, where it was forked after JAX had started its threads
 
 
 def _note_fork():
-  if xla_bridge.backends_are_initialized():
+  if jax_private.has_started():
     _FORKED.append(os.getpid())
 
 

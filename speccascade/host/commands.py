@@ -12,13 +12,12 @@ import re
 import sys
 
 import jax
-from jax._src import compilation_cache as _jax_cache  # which has no public name for reading an entry
 from jax.experimental.compilation_cache import compilation_cache as programs
 
-from speccascade.host import interrupt, multihost, names, progress, storage, streams
+from speccascade.host import interrupt, jax_private, multihost, names, progress, storage, streams
 from speccascade.host.errors import RunError
 
-_READ = _jax_cache.get_executable_and_time
+_READ = jax_private.read_program()
 CACHE = storage.cache_folder('jax')
 SHARDS = 10_000  # of a run, at most
 FAILURES = (ValueError, OSError, RuntimeError, MemoryError, ArithmeticError)  # errors whose cause a user can fix
@@ -153,7 +152,7 @@ def compilation_cache(folder: str | os.PathLike | None = None):
   """
   # With XLA's own caches the path of the folder would be part of a program's key, and a copy of it of no use.
   jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')
-  _jax_cache.get_executable_and_time = _read_or_remove
+  jax_private.read_programs_by(_read_or_remove)
   if folder is None and jax.config.jax_compilation_cache_dir:
     return
   jax.config.update('jax_compilation_cache_dir', os.fspath((CACHE or '') if folder is None else folder) or None)

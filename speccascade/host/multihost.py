@@ -15,11 +15,10 @@ import time
 from typing import Any, TypeVar
 
 import jax
-from jax._src import distributed as _jax_distributed  # its key-value store waits with a limit, collectives without
 from jax.experimental import multihost_utils
 import numpy as np
 
-from speccascade.host import streams
+from speccascade.host import jax_private, streams
 from speccascade.host.errors import first_line, RunError
 
 T = TypeVar('T')
@@ -72,12 +71,12 @@ def _from_environment() -> dict:
 
 def count() -> int:
   """Return how many processes run this program."""
-  return _jax_distributed.global_state.num_processes
+  return jax_private.group().num_processes
 
 
 def is_writer() -> bool:
   """Tell whether this process is the one that writes."""
-  return _jax_distributed.global_state.process_id == 0
+  return jax_private.group().process_id == 0
 
 
 def once(call: Callable[[], T]) -> T:
@@ -118,7 +117,7 @@ def broadcast(value: Any) -> Any:
   """Return the writer's value, which JSON can hold, in every process."""
   if count() == 1:
     return value
-  client = _jax_distributed.global_state.client
+  client = jax_private.group().client
   key = f'speccascade/{next(_turns)}'
   if is_writer():
     text = json.dumps(value)
@@ -138,7 +137,7 @@ def barrier():
   """Wait until every process has come here."""
   if count() > 1:
     with _waiting('Another process did not come as far as this one'):
-      _jax_distributed.global_state.client.wait_at_barrier(f'speccascade/{next(_turns)}', int(LIMIT * 1000))
+      jax_private.group().client.wait_at_barrier(f'speccascade/{next(_turns)}', int(LIMIT * 1000))
 
 
 @contextlib.contextmanager
@@ -201,7 +200,7 @@ def leave(code: int) -> int:
   if code and count() > 1:
     streams.flush()
     with contextlib.suppress(RuntimeError, AttributeError):  # AttributeError: it had not started yet
-      _jax_distributed.global_state.client.wait_at_barrier('speccascade/leave', int(PATIENCE * 1000))
+      jax_private.group().client.wait_at_barrier('speccascade/leave', int(PATIENCE * 1000))
     if is_writer():
       time.sleep(PATIENCE / 10)  # JAX aborts those that still look for this one
     os._exit(code)

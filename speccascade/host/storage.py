@@ -349,5 +349,5 @@ def _list(path, choose: Choose, siblings: Sequence[str]) -> dict[str, dict]:
     entries = {posixpath.basename(about['name']): about for about in next_to if about['type'] == 'file'}
     for folder in (path.name, *siblings):
       entries |= {f'{folder}/{name}': about for name, about in objects(path.parent / folder).items()}
-  read = lambda name: path.fs.cat_file((path.parent / name).path)
-  return {name: entries[name] for name in choose(list(entries), read)}
+  chosen = choose(list(entries), lambda name: path.fs.cat_file((path.parent / name).path))
+  return {name: entries[name] for name in chosen}

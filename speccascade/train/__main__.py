@@ -1,8 +1,10 @@
-"""Train models: `python -m speccascade.train --gin_file=FILE --out=FOLDER`, or those of a family: `… family:sums`.
+"""Train models: `python -m speccascade.train --gin_file=FILE --out=FOLDER`.
 
-family:sums/draft is one model of the family; they are trained where all commands look for them. The same command resumes a stopped run, with the same result as an uninterrupted one. `--compile=v5e:4x4` compiles the
-step of each job for chips that need not be there (extra `tpu`), and prints its memory on a chip and its collectives.
-A gin file is code: it imports modules and calls functions. Run none that you have not read.
+`python -m speccascade.train family:sums` trains the models of a family to where all commands look for them, and
+family:sums/draft one of them. The same command resumes a stopped run, with the same result as an uninterrupted one.
+`--compile=v5e:4x4` compiles the step of each job for chips that need not be there (extra `tpu`), and prints its memory
+on a chip and its collectives. A gin file is code: it imports modules and calls functions. Run none that you have not
+read.
 """
 
 import argparse

@@ -197,7 +197,8 @@ def hub(monkeypatch, tmp_path):
 
 def test_of_a_hub_id_what_is_read_is_fetched_and_it_gives_the_name(folders, hub, tmp_path):
   shutil.copytree(folders['hf'], tmp_path / 'there')
-  for name in ('pytorch_model.bin', 'consolidated.safetensors', 'original/params.json', 'onnx/model.safetensors', 'x.md'):
+  others = 'pytorch_model.bin', 'consolidated.safetensors', 'original/params.json', 'onnx/model.safetensors', 'x.md'
+  for name in others:
     (tmp_path / 'there' / name).parent.mkdir(exist_ok=True)
     (tmp_path / 'there' / name).write_text('{}')
   hub.repositories['org/name', None] = hub.repositories['org/name', 'v2'] = tmp_path / 'there'

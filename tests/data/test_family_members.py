@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import pathlib
 import subprocess
 import sys
@@ -65,7 +64,8 @@ def test_texts_of_others_are_fetched_whole_or_not_at_all(monkeypatch, tmp_path, 
   assert 'val.en.gz' in said and 'for research' in said
   assert files.lines('family:multi30k/val.en') and not capsys.readouterr().err  # the cache has it
   publish(monkeypatch, tmp_path, 'multi30k', 'val.de.gz', 2)
-  with pytest.raises(RunError, match=having('family:multi30k/val.de', 'could not be fetched', 'copy file:', 'val.de.gz')):
+  said = having('family:multi30k/val.de', 'could not be fetched', 'copy file:', 'val.de.gz')
+  with pytest.raises(RunError, match=said):
     files.lines('family:multi30k/val.de')
   (tmp_path / 'val.de.gz').write_bytes(gzip.compress(b'<html>\n'))
   with pytest.raises(RunError, match='has 1 lines, not 2'):

@@ -152,9 +152,7 @@ def test_200_prompts_are_continued_as_by_the_verifier_alone(family, families, tm
   folder = families / family
   small, large = (speccascade.load(folder / name, dtype='float32') for name in PAIRS[family])
   foreign = drafters.translated(with_bytes(small, tmp_path, corpus(family, 2000), 3000), for_=large)
-  run = functools.partial(
-    decode, prompts=prompts(family, 200), max_new_tokens=NEW, sampler=Sampler(0.0), batch_size=50
-  )
+  run = functools.partial(decode, prompts=prompts(family, 200), max_new_tokens=NEW, sampler=Sampler(0.0), batch_size=50)
   out = run(methods.speculative(block=3), [foreign, large])
   if (name := f'{family}/{PAIRS[family][1]}') in GREEDY['digests']:
     assert hashlib.sha256(json.dumps(out.tokens).encode()).hexdigest() == GREEDY['digests'][name]

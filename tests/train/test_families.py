@@ -129,5 +129,6 @@ def test_a_family_is_trained_to_where_it_is_looked_for(monkeypatch, tmp_path, ca
   model = speccascade.load('family:sums/draft')
   assert model.name == 'draft' and model.tokenizer.decode(model.tokenizer.encode('a 12')).strip() == 'a 12'
   assert not (families.folder('sums') / 'companion').exists()
-  for text, said in (('family:sums/test.jsonl', 'is no model: train family:sums/draft'), ('family:sum', 'did you mean')):
+  errors = {'family:sums/test.jsonl': 'is no model: train family:sums/draft', 'family:sum': 'did you mean sums?'}
+  for text, said in errors.items():
     assert __main__.main([text]) == 1 and said in capsys.readouterr().err
