@@ -6,6 +6,7 @@ import pathlib
 import signal
 import sys
 import tempfile
+import zlib
 
 import compiling
 
@@ -78,3 +79,15 @@ def few_executables():
 def no_command_imported():
   """Let `runpy` run the command of a package that has a function of its name."""
   sys.modules.pop('speccascade.check.__main__', None)
+
+
+def pytest_collection_modifyitems(config, items):
+  """Keep the tests of one shard, as SPECCASCADE_SHARD=3/8 names it; which those are follows from their names."""
+  shard = os.environ.get('SPECCASCADE_SHARD')
+  if not shard:
+    return
+  index, count = map(int, shard.split('/'))
+  assert 0 <= index < count, f'SPECCASCADE_SHARD={shard} is no shard: 0/8 to 7/8 are those of eight'
+  kept = [item for item in items if zlib.crc32(item.nodeid.encode()) % count == index]
+  config.hook.pytest_deselected(items=[item for item in items if item not in {*kept}])
+  items[:] = kept
