@@ -51,11 +51,17 @@ def byt5(tmp_path_factory) -> str:
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks
-def pytest_collection_modifyitems(items):
-  """Leave a case of the long tier out of the full one, whatever its test is in."""
+def pytest_collection_modifyitems(config, items):
+  """Leave a case of the long tier out of the full one, whatever its test is in; keep one shard of all where asked."""
   for item in items:
     if item.get_closest_marker('long'):
       item.own_markers[:] = [mark for mark in item.own_markers if mark.name != 'full']
+  if shard := os.environ.get('SPECCASCADE_SHARD'):
+    index, count = map(int, shard.split('/'))
+    assert 0 <= index < count, f'SPECCASCADE_SHARD={shard} is no shard: 0/8 to 7/8 are those of eight'
+    inside = lambda item: zlib.crc32(item.nodeid.encode()) % count == index
+    config.hook.pytest_deselected(items=[item for item in items if not inside(item)])
+    items[:] = filter(inside, items)
 
 
 COMPILED = []  # since mappings were counted, which takes longer than many a test
@@ -79,15 +85,3 @@ def few_executables():
 def no_command_imported():
   """Let `runpy` run the command of a package that has a function of its name."""
   sys.modules.pop('speccascade.check.__main__', None)
-
-
-def pytest_collection_modifyitems(config, items):
-  """Keep the tests of one shard, as SPECCASCADE_SHARD=3/8 names it; which those are follows from their names."""
-  shard = os.environ.get('SPECCASCADE_SHARD')
-  if not shard:
-    return
-  index, count = map(int, shard.split('/'))
-  assert 0 <= index < count, f'SPECCASCADE_SHARD={shard} is no shard: 0/8 to 7/8 are those of eight'
-  kept = [item for item in items if zlib.crc32(item.nodeid.encode()) % count == index]
-  config.hook.pytest_deselected(items=[item for item in items if item not in {*kept}])
-  items[:] = kept

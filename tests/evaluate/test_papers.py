@@ -199,7 +199,11 @@ def experiments(command: str) -> list[Experiment]:
 def save_plan(path: str):
   """Save a plan of speculative verification for the sampler of the config that was read."""
   given = {name: gin.query_parameter(f'Experiment.{name}') for name in ('top_k', 'top_p', 'repetition_penalty')}
-  sampler = Sampler(gin.query_parameter('Experiment.temperatures')[0], **given)
+  save_plan_of(path, Sampler(gin.query_parameter('Experiment.temperatures')[0], **given))
+
+
+def save_plan_of(path: str, sampler: Sampler):
+  """Save a plan of speculative verification for a sampler."""
   table = AcceptanceTable(np.float32([0.5]), np.float32([[0.5], [0.5]]), np.float32([[0.2, 0.5], [0.4, 0.9]]))
   origin = plans.Origin(('d', 'c', 't'), (None,) * 3, plans.sampler_of(sampler), 'cpu, bfloat16', 'none', 13)
   times = {4: {4: 1.0, 8: 1.1}}
