@@ -105,6 +105,7 @@ def test_the_gin_of_each_page_makes_methods(page, tmp_path, monkeypatch):
     assert curves and all(isinstance(point.build(), Strategy) for curve in curves for point in curve.points())
 
 
+PAIR = [str(Path(embedded.vocabulary()).parents[1] / size) for size in ('small', 'large')]
 FILES = {code.split('\n')[0].removeprefix('# '): code for code in blocks(EXTENDING, 'python')}
 
 
@@ -147,7 +148,7 @@ def test_the_gin_of_the_page_on_experiments_makes_an_experiment(tmp_path, monkey
     Path(name).write_text('One line.\n' * 100)
   Path('my_rules.py').write_text('def mine(q, p, *, alpha):\n  return q.confidence < 1 - alpha\n')
   Path('page.gin').write_text('\n'.join(blocks(DOCS / 'experiments.md', 'gin')))
-  config.parse(['page.gin'])
+  config.parse(['page.gin'], [f'Experiment.models = {PAIR}'])
   (experiment,) = config.build()
   names = [curve.name for curve in experiment.curves]
   assert len(experiment.task.examples) == 100 and names[0] == 'target only' and names[-1] == 'mine'
@@ -361,6 +362,6 @@ def test_the_gin_of_the_readme_makes_an_experiment_in_four_lines(tmp_path, monke
   assert len(code.splitlines()) == 4
   Path('mine.gin').write_text(code)
   Path('problems.jsonl').write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
-  config.parse(['mine.gin'], ['PATH = "problems.jsonl"'])
+  config.parse(['mine.gin'], [f'Experiment.models = {PAIR}'])
   (experiment,) = config.build()
   assert [curve.name for curve in experiment.curves][-1] == 'SpecCascade [OPT]' and len(experiment.points) == 4

@@ -39,6 +39,11 @@ class Checkpoint:
       raise ValueError(f'Checkpoint: path={self.path!r} is not a path; give the folder of a checkpoint.')
     sources.check(self.path)
 
+  @property
+  def tokenizer_source(self) -> str:
+    """The source of the tokenizer."""
+    return self.tokenizer or (self.path if self.revision is None else f'{self.path}@{self.revision}')
+
   def digest(self) -> str:
     """Return a digest of the files at the path."""
     return self._read(checkpoints.digest, revision=self.revision, tokenizer=self.tokenizer)

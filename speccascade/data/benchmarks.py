@@ -21,6 +21,7 @@ class Benchmark(Template):
   Attributes:
     dataset: Name, and config, in TensorFlow Datasets.
     splits: The names of its splits.
+    split: The one that is decoded.
     max_prompt_tokens: The longest prompt.
     max_new_tokens: Tokens to generate at most.
     metrics: Names of metrics.
@@ -35,6 +36,7 @@ class Benchmark(Template):
 
   dataset: str
   splits: Sequence[str]
+  split: str = 'test'
   max_prompt_tokens: int
   max_new_tokens: int
   metrics: Sequence[str]
@@ -63,6 +65,7 @@ def _from_text(dataset: str, source: str, target: str, tokens: int, new: int, me
   return Benchmark(
     dataset=dataset,
     splits=('train', 'validation', 'test'),
+    split='validation',
     prompt_field=source,
     target_field=target,
     max_prompt_tokens=tokens,
@@ -97,6 +100,7 @@ def _questions(
   return Benchmark(
     dataset=dataset,
     splits=splits,
+    split=splits[-1],
     metrics=(f'{metric}_exact_match', f'{metric}_f1'),
     **{**settings, **more},
   )
@@ -122,7 +126,7 @@ def _humanevalpack(language: str) -> Benchmark:
 
 _PACK = {language: _humanevalpack(language) for language in ('python', 'js', 'java', 'go', 'cpp', 'rust')}
 
-BENCHMARKS = {
+_OWN = {
   'wmt14_ende': _from_text('wmt14_translate/de-en', 'en', 'de', 80, 80, 'bleu'),
   'xsum': _from_text('xsum', 'document', 'summary', 1024, 64, 'rouge2'),
   'cnn_dailymail': _from_text('cnn_dailymail', 'article', 'highlights', 2048, 128, 'rouge2'),
@@ -202,4 +206,16 @@ BENCHMARKS = {
     lambda record: [record['answer']['value'], *record['answer']['aliases']],
     'trivia',
   ),
+}
+
+BENCHMARKS = _OWN | {
+  # For models that were not trained on the task, for which a bare article is no question.
+  'cnn_dailymail_prompted': dataclasses.replace(
+    _OWN['cnn_dailymail'],
+    prompt_field='Article: {article}\nSummary of the article in a few sentences:',
+    max_prompt_tokens=1920,
+    stop=('\n\n',),
+  ),
+  # For speed: only an end of text ends an answer, whose first letter counts.
+  'mmlu_speed': dataclasses.replace(_OWN['mmlu'], max_prompt_tokens=1940, max_new_tokens=100, stop=()),
 }

@@ -5,6 +5,7 @@ truncated instead, and the template around it stays.
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import gzip
 import io
 import json
@@ -86,6 +87,7 @@ def jsonl(
   prompt_field: str = 'prompt',
   target_field: str = 'target',
   info_fields: Sequence[str] = (),
+  domain: str | None = None,
   prefix: str = '',
   suffix: str = '',
   shots: int = 0,
@@ -108,6 +110,7 @@ def jsonl(
     prompt_field: Name of a field, or a template as 'Question: {question}\nAnswer:'. A field may have chat messages.
     target_field: The same for the reference; a field may be a list of references, and None is no reference.
     info_fields: Fields that metrics need.
+    domain: Field whose values divide the examples in reports.
     prefix: Text at the beginning of the prompt.
     suffix: Text at the end of the prompt.
     shots: Number of worked examples before the question, of which none is the question itself.
@@ -139,6 +142,7 @@ def jsonl(
   fit = prompts.Fitter(tokenizer, max_prompt_tokens)
   chosen = _selected(path, len(records), start, count, seed)
   examples = [template.example(i, records[i][1], records[i][0], fit, worked) for i in chosen]
+  examples = _in_domains(examples, domain, records)
   return _task(path, name, records, examples, (max_prompt_tokens, max_new_tokens), metrics, stop)
 
 
@@ -147,6 +151,7 @@ def conversations(
   *,
   turns: int = 1,
   info_fields: Sequence[str] = (),
+  domain: str | None = None,
   chat: bool | str = False,
   count: int | None = None,
   start: int = 0,
@@ -166,7 +171,8 @@ def conversations(
       {'messages': [{'role': 'user', 'content': 'Hello.'}, …]}, or as MT-bench has them, {'turns': ['Hello.', …]}, what
       the user says. Those with fewer turns of the user are left out.
     turns: Number of turns of the user; those before the last one come with the recorded answers, and need `chat`.
-    info_fields: Fields that metrics need, or that name a domain.
+    info_fields: Fields that metrics need.
+    domain: Field whose values divide the examples in reports.
     chat: Whether the prompt is messages for the models' chat template; a text is the system's message.
     count: Number of examples; None for all.
     start: Number of objects to skip.
@@ -204,7 +210,7 @@ def conversations(
     return fit(render, last['content'])
 
   info = {i: {name: prompts.field(records[i][1], name, records[i][0]) for name in info_fields} for i in chosen}
-  examples = [Example(i, prompt(openings[i]), [], info[i]) for i in chosen]
+  examples = _in_domains([Example(i, prompt(openings[i]), [], info[i]) for i in chosen], domain, records)
   return _task(path, name, records, examples, (max_prompt_tokens, max_new_tokens), metrics, stop)
 
 
@@ -233,6 +239,14 @@ def _opening(record: dict[str, Any], where: str, turns: int) -> list[dict[str, s
     if [m['role'] for m in messages].count('user') == turns:
       return messages
   return None
+
+
+def _in_domains(examples: list[Example], field: str | None, records: Sequence[tuple[str, Any]]) -> list[Example]:
+  """Return examples with the value of a field as their domain."""
+  if field is None:
+    return examples
+  found = [prompts.field(records[e.index][1], field, records[e.index][0]) for e in examples]
+  return [dataclasses.replace(e, info=e.info | {'domain': x}) for e, x in zip(examples, found, strict=True)]
 
 
 def _task(

@@ -18,8 +18,9 @@ import gin
 from speccascade import acceptance, embedded, methods, rules, stopping
 from speccascade.backends import sharding
 from speccascade.checkpoints.checkpoint import Checkpoint
-from speccascade.data import files, harness, spec_bench
+from speccascade.data import files, harness
 from speccascade.data.seqio import tasks
+from speccascade.data.spec_bench import spec_bench
 from speccascade.evaluate import suites
 from speccascade.evaluate.curves import Curve
 from speccascade.evaluate.experiment import Experiment
@@ -57,7 +58,7 @@ def names() -> Iterator[tuple[str, Callable]]:
   yield 'speccascade.run', _run
   yield 'speccascade.mesh', _mesh
   of_files = files.parallel_text, files.jsonl, files.conversations
-  for thing in (*of_files, spec_bench.spec_bench, tasks.seqio_task, tasks.t5x_task, harness.lm_eval_task):
+  for thing in (*of_files, spec_bench, tasks.seqio_task, tasks.t5x_task, harness.lm_eval_task):
     yield f'data.{thing.__name__}', thing
   for thing in (embedded.task, embedded.models):
     yield f'embedded.{thing.__name__}', thing

@@ -17,7 +17,7 @@ from speccascade.drafters import translation
 from speccascade.engine import inputs
 from speccascade.engine.job import Job
 from speccascade.engine.method import Strategy
-from speccascade.evaluate import plugins, programs, texts
+from speccascade.evaluate import plugins, programs, tasks, texts
 from speccascade.evaluate.curves import Curve, Point
 from speccascade.evaluate.suites import TARGET
 from speccascade.host import names, storage
@@ -29,7 +29,7 @@ class Experiment:
   """A task, models, the curves that are compared, and how much is measured.
 
   Attributes:
-    task: The task, or a function that makes it.
+    task: The task: a text (see `evaluate.tasks`), a Task, or a function that makes it.
     models: Paths, hub ids, checkpoints, models or functions that make them, in the order of the methods' model numbers;
       they are loaded when the run starts.
     curves: What is compared: texts (see `evaluate.texts`), curves, and lists of them. The last model alone, 'target
@@ -55,7 +55,7 @@ class Experiment:
     translate: Whether models that have other tokens than the last one are seen through its tokens.
   """
 
-  task: Task
+  task: Any
   models: Sequence[str | Checkpoint | Model | Callable[[], Any]] | Callable[[], Sequence[Model]]
   curves: Any
   name: str = 'experiment'
@@ -86,7 +86,9 @@ class Experiment:
     for name in ('name', 'cell', 'reference', 'domain'):
       if not isinstance(value := getattr(self, name), str):
         raise ValueError(f'Experiment.{name}={value!r} is not a text; write {str(value)!r}.')
-    object.__setattr__(self, 'task', self.task() if callable(self.task) else self.task)
+    if not callable(self.models):
+      object.__setattr__(self, 'models', self._listed_models())
+    object.__setattr__(self, 'task', self._made_task())
     if not isinstance(self.task, Task):
       raise ValueError(f'{self.name}: task={self.task!r} is not a task; see speccascade.data.')
     if not len(self.task.examples):
@@ -100,11 +102,21 @@ class Experiment:
       if isinstance(value, (str, float, int)):
         raise ValueError(f'{self.name}: {name}={value!r} is not a list.')
       object.__setattr__(self, name, tuple(value))
-    if not callable(self.models):
-      object.__setattr__(self, 'models', self._listed_models())
     object.__setattr__(self, 'curves', self._listed_curves())
     self._check_counts()
     self._check_curves()
+
+  def _made_task(self) -> Any:
+    if not isinstance(self.task, str):
+      return self.task() if callable(self.task) else self.task
+    last = None if callable(self.models) or not self.models else self.models[-1]
+    tokenizer = last.tokenizer if isinstance(last, Model) else None
+    if isinstance(last, Checkpoint):
+      tokenizer = last.tokenizer_source
+    try:
+      return tasks.find(self.task, tokenizer)
+    except ValueError as error:
+      raise ValueError(f'{self.name}: {error}') from error
 
   def _listed_models(self) -> tuple:
     if not isinstance(self.models, Sequence) or isinstance(self.models, str):

@@ -14,17 +14,9 @@ from speccascade.data.examples import Example
 from speccascade.data.spec_bench import spec_bench
 from speccascade.data.tokenizers import find
 from speccascade.engine import inputs
-from speccascade.evaluate import config
+from speccascade.evaluate import config, tasks
 from speccascade.models import toy
 
-ROOT = pathlib.Path(__file__).parents[2]
-BUILT = [  # the rest of an experiment
-  'Experiment.models = [@embedded.models]',
-  "curve/Curve.name = 'target only'",
-  'curve/Curve.method = @methods.autoregressive',
-  'Experiment.curves = [@curve/Curve()]',
-  'run.experiments = [@Experiment()]',
-]
 ENGLISH = ['A dog runs.', 'Two children play.', 'A woman reads a book.']
 GERMAN = ['Ein Hund läuft.', 'Zwei Kinder spielen.', 'Eine Frau liest ein Buch.']
 PROBLEMS = [
@@ -237,7 +229,7 @@ def test_the_turns_of_a_benchmark_are_what_the_user_says(tmp_path):
   rows = [('writing', ['Write.', 'Shorten it.']), ('math', ['Add.']), ('qa', ['Who?']), ('rag', ['Read.'])]
   lines = [dict(question_id=i, category=category, turns=turns) for i, (category, turns) in enumerate(rows)]
   path.write_text('\n'.join(map(json.dumps, lines)))
-  task = spec_bench(files.conversations(str(path), info_fields=['category'], chat=True))
+  task = spec_bench(str(path))
   assert [e.prompt for e in task.examples] == [[{'role': 'user', 'content': turns[0]}] for _, turns in rows]
   assert [e.info['domain'] for e in task.examples] == ['mt_bench', 'mt_bench', 'qa', 'rag']
   assert [e.info['category'] for e in task.examples] == [category for category, _ in rows]
@@ -260,16 +252,44 @@ FIELDS = {'problem': 'What is $1 + {1}$?', 'answer': '2', 'subject': 'Algebra'}
     ('math500', FIELDS, 'What is $1 + {1}$?\nPlease reason step by step, and put your final', 'Algebra'),
   ],
 )
-def test_a_gin_file_makes_a_benchmark_of_prompts_from_its_own_file(name, record, prompt, domain, tmp_path, monkeypatch):
+def test_a_text_makes_a_benchmark_of_prompts_from_its_own_file(name, record, prompt, domain, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   pathlib.Path('x.jsonl').write_text(json.dumps(record))
-  bindings = ["PATH = 'x.jsonl'", *BUILT]
-  config.parse([str(ROOT / 'gin_configs' / 'tasks' / f'{name}.gin')], bindings)
+  task = tasks.find(f"{name}(path='x.jsonl')")
+  (example,) = task.examples
+  ((message,), info) = example.prompt, example.info
+  assert message['content'].startswith(prompt) and info['domain'] == domain
+  assert task.name == name and task.max_new_tokens == 1024
+
+
+def test_a_task_is_a_text_with_what_a_config_binds_and_the_tokenizer_of_the_last_model(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  pathlib.Path('x.jsonl').write_text(json.dumps({'question': 'What? ' * 300, 'answer': '#### 2'}) + '\n')
+  pathlib.Path('mine.py').write_text(
+    'from speccascade.data.examples import Task, Example\n'
+    "def task(count=1):\n  return Task('mine', [Example(0, 'a', 'b')] * count, 8, 8, {'x': print})\n"
+    'def length(example, prediction):\n  return 1.0\n'
+  )
+  large = str(pathlib.Path(embedded.vocabulary()).parents[1] / 'large')
+  text = "problems(path='x.jsonl', max_prompt_tokens=64)"
+  bindings = [f'Experiment.models = ["{large}"]', f'Experiment.task = "{text}"', 'data.jsonl.max_new_tokens = 7']
+  given = tmp_path / 'x.gin'
+  given.write_text('\n'.join(bindings))
+  config.parse([str(given)], ["Experiment.curves = ['target only']"])
   (experiment,) = config.build()
   (example,) = experiment.task.examples
-  ((message,), info) = example.prompt, example.info
-  assert message['content'].startswith(prompt) and info[experiment.domain] == domain
-  assert experiment.task.name == name and experiment.task.max_new_tokens == 1024
+  assert experiment.task.max_new_tokens == 7 and [*experiment.task.metrics] == ['final_number']
+  assert len(find(embedded.vocabulary()).encode(example.prompt)) <= 64 < len('What? ' * 300)
+  assert len(tasks.find('mine:task(count=3)').examples) == 3
+  assert [*tasks.find("problems(path='x.jsonl', metrics=[mine:length])").metrics] == ['length']
+  for wrong, said in {
+    'problem': "no task is called 'problem'; did you mean problems",
+    'gsm8k(shot=1)': 'shot',
+    'gsm8k:5': 'by name, as in gsm8k(count=100)',
+    'problems': 'path',
+  }.items():
+    with pytest.raises(ValueError, match=having(said)):
+      tasks.find(wrong)
 
 
 def test_cutting_never_splits_a_character(byt5):

@@ -83,10 +83,9 @@ def test_an_experiment_has_the_task_by_its_gin_name(folder):
     'Experiment.models = @embedded.models',
     'Experiment.temperatures = [0.0]',
     'run.experiments = [@Experiment()]',
-    f'NAME = "{written(folder)}"',
-    'LIMIT = 2',
+    f"Experiment.task = lm_eval_task(name='{written(folder)}', limit=2)",
   ]
-  flags = ['--gin_file=gin_configs/tasks/lm_eval.gin', *(f'--gin_bindings={binding}' for binding in settings)]
+  flags = [f'--gin_bindings={binding}' for binding in settings]
   assert run.main([*flags, f'--run_dir={folder / "run"}']) == 0
   results = json.loads((folder / 'run' / 'results.json').read_text())
   assert results['metrics'][0] == 'exact_match, all' and results['points'][0]['examples'] == 2

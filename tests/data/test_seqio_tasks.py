@@ -17,6 +17,7 @@ from speccascade.data.examples import Example
 from speccascade.data.metrics import METRICS
 from speccascade.data.seqio import tasks
 from speccascade.data.tokenizers import find
+from speccascade.evaluate import tasks as named_tasks
 
 pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning')
 TEXT = tfds.features.Text()
@@ -350,23 +351,9 @@ def test_the_page_lists_every_benchmark_with_its_lengths_and_metric():
 
 
 @pytest.mark.parametrize('name', tasks.BENCHMARKS)
-def test_a_config_of_each_benchmark_makes_its_task(name, data_dir):
-  pytest.importorskip('gin')
-  from speccascade.evaluate import config
-
-  bindings = [
-    f'data.seqio_task.data_dir = {data_dir!r}',
-    'Experiment.models = [@embedded.models]',
-    "curve/Curve.name = 'x'",
-    'curve/Curve.method = @methods.autoregressive',
-    'Experiment.curves = [@curve/Curve()]',
-    "Experiment.reference = 'x'",
-    'run.experiments = [@Experiment()]',
-  ]
-  config.parse([str(ROOT / 'gin_configs' / 'tasks' / f'{name}.gin')], bindings)
-  (experiment,) = config.build()
+def test_the_name_of_each_benchmark_is_its_task(name, data_dir):
+  task = named_tasks.find(f'{name}(data_dir={data_dir!r})')
   benchmark = tasks.BENCHMARKS[name]
-  task = experiment.task
   assert task.name == name and task.examples and list(task.metrics) == list(benchmark.metrics)
   assert (task.max_prompt_tokens, task.max_new_tokens) == (benchmark.max_prompt_tokens, benchmark.max_new_tokens)
 
@@ -374,11 +361,6 @@ def test_a_config_of_each_benchmark_makes_its_task(name, data_dir):
 @pytest.mark.parametrize(
   'name, end, new', [('mmlu_speed', 'Answer:', 100), ('cnn_dailymail_prompted', 'few sentences:', 128)]
 )
-def test_a_config_changes_the_prompt_or_the_length_of_another(name, end, new, data_dir):
-  gin = pytest.importorskip('gin')
-  from speccascade.evaluate import config
-
-  bindings = [f'data.seqio_task.data_dir = {data_dir!r}', 'run.experiments = []']
-  config.parse([str(ROOT / 'gin_configs' / 'tasks' / f'{name}.gin')], bindings)
-  task = gin.get_configurable('data.seqio_task')()
+def test_a_benchmark_changes_the_prompt_or_the_length_of_another(name, end, new, data_dir):
+  task = named_tasks.find(f'{name}(data_dir={data_dir!r})')
   assert all(e.prompt.endswith(end) for e in task.examples) and task.max_new_tokens == new

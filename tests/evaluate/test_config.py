@@ -149,7 +149,7 @@ def test_a_binding_of_what_is_called_later_has_an_effect(tmp_path):
 
 def test_the_files_of_the_package_can_be_named_from_anywhere(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  parse("include 'tasks/xsum.gin'\n" + GOOD, tmp_path)
+  parse("include 'papers/cos/table2.gin'\n" + GOOD, tmp_path)
   for name in ('gin_configs/runs/gsm8k_cos.gin', 'runs/gsm8k_cos.gin'):
     assert 'run.experiments' in config.parse([name])
 
@@ -169,7 +169,7 @@ def test_the_file_to_copy_runs_with_other_paths_alone(tmp_path, monkeypatch):
   pretrained = ROOT / 'speccascade' / 'embedded' / 'pretrained'
   text = (ROOT / 'gin_configs' / 'forkme.gin').read_text()
   for name in ('small', 'large'):
-    text = text.replace(f"'org/{name}'", repr(str(pretrained / name)))
+    text = text.replace(f"'google/flan-t5-{name}'", repr(str(pretrained / name)))
   monkeypatch.chdir(tmp_path)
   (experiment,) = build(text, tmp_path)
   assert len(text.splitlines()) <= 14 and 'org/' not in text

@@ -25,7 +25,7 @@ Read = Callable[[str], Iterable[prompts.Record]]  # of the records of a split, i
 def seqio_task(
   name: str,
   *,
-  split: str = 'validation',
+  split: str | None = None,
   count: int | None = None,
   start: int = 0,
   seed: int | None = None,
@@ -49,7 +49,7 @@ def seqio_task(
 
   Args:
     name: A benchmark of `BENCHMARKS`, or a name in seqio's registry.
-    split: The split to read.
+    split: The split to read; of a registered task 'validation' by default.
     count: Number of examples; None for all.
     start: Number of examples to skip.
     seed: Of a random subset of `count` examples; None takes the first ones.
@@ -82,10 +82,12 @@ def seqio_task(
   if name in BENCHMARKS:
     benchmark = _changed(_in_language(name, language), **changes)
     read = prepared(benchmark, data_dir)
+    split = split or benchmark.split
     _check_split(name, split, benchmark.splits)
   else:
     benchmark = _registered(name, changes, tokenizer=tokenizer, data_dir=data_dir, language=language)
     read = functools.partial(_registered_records, name)
+    split = split or 'validation'
   judged = named(benchmark.metrics)
   fit = prompts.Fitter(tokenizer, benchmark.max_prompt_tokens)
   made = list(examples(benchmark, read, fit, split, start, count, seed))
