@@ -15,9 +15,9 @@ from speccascade.backends import sharding
 from speccascade.checkpoints import digests, files, hf, orbax, stored, t5x
 from speccascade.checkpoints.hf.family import Family, family, Key
 from speccascade.data import files as data_files
-from speccascade.data import tokenizers
+from speccascade.data import gguf, tokenizers
 from speccascade.drafters import frequent, frequent_tokens, layerskip
-from speccascade.host import storage
+from speccascade.host import packaged, storage
 from speccascade.host.errors import first_line, known_as
 from speccascade.types import check_bits, Model, named_apart
 
@@ -250,13 +250,12 @@ def kind(folder: Path) -> str:
 
 
 def _folder(path, revision: str | None = None) -> Path:
-  """Return an existing folder for a path, an address or a hub id."""
+  """Return an existing folder for a path, an address, a hub id or the name of a model of an installed package."""
+  path = gguf.located(path)
   if storage.is_address(path):
     with storage.client_errors():  # of a bucket, the latest step is copied here
       return storage.local_copy(t5x.find(storage.resolve(path)), _is_of_checkpoint, ['hf_tokenizer'])
   folder = Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
-  if folder.suffix == '.gguf' and folder.is_file():
-    raise ValueError(f'{folder} is no checkpoint: {files.GGUF}')
   if folder.is_file():
     raise NotADirectoryError(f'{folder} is a file: pass its folder, {folder.parent}')
   if folder.is_dir() and revision is not None:
@@ -267,7 +266,10 @@ def _folder(path, revision: str | None = None) -> Path:
   text = os.fspath(path)
   if isinstance(text, str) and _HUB_ID.fullmatch(text) and not Path(text.split('/')[0]).exists():
     return _download(text, revision)
-  raise FileNotFoundError(f'{folder} does not exist: {_EXPECTED}, or a hub id as org/name')
+  named = ' or '.join(packaged.MODELS)
+  raise FileNotFoundError(
+    f'{folder} does not exist: {_EXPECTED}, a GGUF file, a hub id as org/name, or the name {named}'
+  )
 
 
 def _is_of_checkpoint(name: str) -> bool:

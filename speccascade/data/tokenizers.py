@@ -13,7 +13,7 @@ import pathlib
 from typing import Any
 import warnings
 
-from speccascade.data import chat, tokenizer_formats
+from speccascade.data import chat, gguf, tokenizer_formats
 from speccascade.data.tokenizer_formats import content, SENTINELS
 from speccascade.host import storage
 from speccascade.types import Model
@@ -118,11 +118,13 @@ def find(path: str | os.PathLike) -> Tokenizer | None:
   """Return the tokenizer at a path.
 
   Args:
-    path: A tokenizer file, or a model folder; its parent is searched too, where models share a tokenizer.
+    path: A tokenizer file, a GGUF file, the name of a model of an installed package, or a model folder; its parent is
+      searched too, where models share a tokenizer.
 
   Returns:
     The tokenizer, or None if there is none.
   """
+  path = gguf.located(path)
   path = storage.local_copy(path, lambda name: pathlib.PurePosixPath(name).suffix in SUFFIXES).expanduser().absolute()
   if path.is_file():
     return Tokenizer(str(path))
