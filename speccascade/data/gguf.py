@@ -93,10 +93,10 @@ def library() -> Any:
 
 def opened(file: Path) -> Any:
   """Return the library's reader of a file, which has read the metadata and no weights."""
-  gguf = library()
   with file.open('rb') as f:
     if (begin := f.read(4)) != b'GGUF':
       raise ValueError(f'{file} is no GGUF file, it begins with {begin!r}: {_AGAIN}')
+  gguf = library()
   try:
     reader = gguf.GGUFReader(file)
   except Exception as error:  # the library raises whatever numpy does
@@ -228,11 +228,11 @@ def _nothing(m: Metadata, tensors: Mapping[str, Any]) -> dict[str, Any]:
 def _gemma2(m: Metadata, tensors: Mapping[str, Any]) -> dict[str, Any]:
   size, heads = m.own_integer('embedding_length'), m.own_integer('attention.head_count')
   is_wide = m.own_integer('block_count') == _WIDE[m.architecture]
+  caps = {key: m.own_number(key, None) for key in ('attn_logit_softcapping', 'final_logit_softcapping')}
   return {
     'query_pre_attn_scalar': size // heads if is_wide else m.own_integer('attention.key_length', size // heads),
     'sliding_window': m.own_integer('attention.sliding_window'),
-    'attn_logit_softcapping': m.own_number('attn_logit_softcapping', None),
-    'final_logit_softcapping': m.own_number('final_logit_softcapping', None),
+    **{key: cap for key, cap in caps.items() if cap is not None},
   }
 
 
