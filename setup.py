@@ -1,5 +1,5 @@
-"""Package metadata. Extras: seqio, lm-eval (the evaluation harness), buckets (gs://), parity (reference
-implementations), tpu (its compiler), test, docs, dev.
+"""Package metadata. Extras: seqio, lm-eval (the evaluation harness), buckets (gs://), gguf (files of
+llama.cpp), parity (reference implementations), tpu (its compiler), test, docs, dev.
 
 The addresses of the project are those of the clone's remote `origin`, where that is on GitHub.
 """
@@ -95,6 +95,7 @@ setuptools.setup(
     'seqio': SEQIO,
     'tpu': ['jax[tpu]>=0.10,<0.13'],
     'buckets': BUCKETS,
+    'gguf': ['gguf>=0.19,<1'],
     'lm-eval': ['lm_eval>=0.4.13,<0.5'],
     'parity': ['lm_eval[hf]>=0.4.13,<0.5', 'torch>=2.6', 'transformers>=5.23,<6'],
     'test': [

@@ -13,8 +13,10 @@ import sys
 
 import jax
 import jax.numpy as jnp
+from matching import says
 import numpy as np
 import pytest
+from tiny import assert_equal, error_of, model_of
 
 import speccascade
 from speccascade import checkpoints, methods
@@ -23,8 +25,6 @@ from speccascade.checkpoints.convert import convert
 from speccascade.data import gguf_tokenizer, tokenizers
 from speccascade.host import packaged
 from speccascade.types import Prompt
-from matching import says
-from tiny import assert_equal, error_of, model_of
 
 gguf = pytest.importorskip('gguf')
 
