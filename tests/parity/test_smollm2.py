@@ -100,6 +100,5 @@ def test_coupled_texts_are_those_without_a_drafter(model):
   """Of the first layers alone, which compile in a fraction of the time."""
   verifier = layerskip.layerskip(model, 6)
   alone, _ = decoded(methods.autoregressive(), [verifier], COUPLED)
-  for drafter in (ngram.drafter(verifier), layerskip.layerskip(model, 2)):
-    assert decoded(methods.speculative(block=2), [drafter, verifier], COUPLED)[0] == alone
+  assert decoded(methods.speculative(block=2), [ngram.drafter(verifier), verifier], COUPLED)[0] == alone
   assert len({*map(tuple, alone)}) == len(CHATS)
