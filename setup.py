@@ -80,6 +80,7 @@ setuptools.setup(
     'tpu': ['jax[tpu]>=0.10,<0.13'],
     'k8s': ['jax[k8s]>=0.10,<0.13'],
     'buckets': BUCKETS,
+    'gguf': ['gguf>=0.19,<1'],
     'lm-eval': ['lm_eval>=0.4.13,<0.5'],
     'parity': ['lm_eval[hf]>=0.4.13,<0.5', 'torch>=2.6', 'transformers>=5.23,<6'],
     'test': [

@@ -26,7 +26,7 @@ def _run(args: argparse.Namespace) -> None:
 
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.convert', __doc__)
-  parser.add_argument('src', metavar='SRC', help='folder or hub id of the checkpoint to read')
+  parser.add_argument('src', metavar='SRC', help='folder, GGUF file or hub id to read')
   parser.add_argument('dst', metavar='DST', help='folder to write; t5x writes DST/checkpoint_STEP unless DST is one')
   parser.add_argument('--format', choices=FORMATS, default='orbax', help='what to write (orbax)')
   parser.add_argument('--dtype', choices=['float32', 'bfloat16'], help='dtype to write (default: as stored)')

@@ -397,8 +397,8 @@ PYTHON = {
     lambda d: written(d, 'adapter_config.json', '{}') and speccascade.load(checkpoint(d)),
     ('not applied', 'merge_and_unload', 'move adapter_config.json'),
   ),
-  'a folder of GGUF': (lambda d: written(d, 'm.gguf', 'GGUF') and speccascade.load(d), ('llama.cpp', 'gguf_file=')),
-  'a file of GGUF': (lambda d: speccascade.load(written(d, 'm.gguf', 'GGUF')), ('m.gguf', 'llama.cpp', 'gguf_file=')),
+  'a folder of GGUF': (lambda d: written(d, 'm.gguf', 'GGUF') and speccascade.load(d), ('llama.cpp', 'NAME.gguf')),
+  'a file of that name only': (lambda d: speccascade.load(written(d, 'm.gguf', 'none')), ('m.gguf', 'no GGUF file')),
   'a pipe for a file of a checkpoint': (
     lambda d: speccascade.load(with_pipe(checkpoint(d), 'generation_config.json')),
     ('generation_config.json', 'pipe'),

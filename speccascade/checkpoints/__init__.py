@@ -16,7 +16,7 @@ from speccascade.data import files as data_files
 from speccascade.data import sources, tokenizers
 from speccascade.data.sources import FREQUENT, MTP
 from speccascade.drafters import frequent, frequent_tokens, layerskip
-from speccascade.host import storage
+from speccascade.host import packaged, storage
 from speccascade.host.errors import known_as
 from speccascade.types import check_bits, Model, named_apart
 
@@ -46,10 +46,11 @@ def load(
   """Return the model of a checkpoint, with its tokenizer if there is one, in a dtype that suits this machine.
 
   Args:
-    path: Folder, hub id, as org/name or org/name@REVISION, address in a bucket, as gs://…, of which a copy is cached on
-      this machine, or member of a family, as family:sums/draft. With @4 at its end it is the first four layers of that
-      model; `load_all` lets them share the arrays of the complete model. With @mtp it is the model's layer of
-      multi-token prediction, a head; with @frequent=FILE it scores only the tokens that occur in a text file
+    path: Folder, GGUF file, hub id, as org/name or org/name@REVISION, name of a model of an installed package
+      (smollm2), address in a bucket, as gs://…, of which a copy is cached on this machine, or member of a family, as
+      family:sums/draft. With @4 at its end it is the first four layers of that model; `load_all` lets them share the
+      arrays of the complete model. With @mtp it is the model's layer of multi-token prediction, a head; with
+      @frequent=FILE it scores only the tokens that occur in a text file
       (`drafters.frequent`).
     dtype: Float32, bfloat16 or float16. None is as stored, but float32 on a CPU, which computes many times slower with
       shorter numbers. Int8 is that of the weights alone, with a scale for each output; activations are as with None.
@@ -232,17 +233,18 @@ def kind(folder: Path) -> str:
 
 def _source(path, revision: str | None = None) -> sources.Source:
   """Return an existing folder for the source of a model, with the name of the model."""
-  if storage.is_address(path):  # of a bucket, the latest step is copied here
+  if storage.is_address(path) and not path.endswith(sources.GGUF):  # of a bucket, the latest step is copied here
     with storage.client_errors():
       path = str(t5x.find(storage.resolve(path)))
   found = sources.find(path, _read_files, ['hf_tokenizer'], revision=revision)
-  if found.path.suffix == '.gguf' and found.path.is_file():
-    raise ValueError(f'{found.path} is no checkpoint: {files.GGUF}')
   if found.path.is_file():
     raise NotADirectoryError(f'{found.path} is a file: pass its folder, {found.path.parent}')
   if not found.path.is_dir():
     files.check_finished(found.path)
-    raise FileNotFoundError(f'{found.path} does not exist: {_EXPECTED}, or a hub id as org/name')
+    named = ' or '.join(packaged.MODELS)
+    raise FileNotFoundError(
+      f'{found.path} does not exist: {_EXPECTED}, a GGUF file, a hub id as org/name, or the name {named}'
+    )
   return found
 
 

@@ -30,7 +30,7 @@ def convert(
   """Write a checkpoint in another format or dtype, check it by reading it back, and print a summary.
 
   Args:
-    src: Path of the checkpoint to read, as `load` takes it, on this machine or a hub id.
+    src: Path of the checkpoint to read, as `load` takes it, on this machine, a GGUF file or a hub id.
     dst: Folder to write.
     form: 'orbax', 't5x' or 'hf'.
     dtype: Dtype to write; None for that of each stored tensor.

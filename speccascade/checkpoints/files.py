@@ -21,10 +21,7 @@ from speccascade.types import Model, Params
 
 AGAIN = 'copy or download the checkpoint again'
 OTHERS = {'.bin', '.pt', '.pth', '.h5', '.msgpack', '.ot', '.onnx', '.gguf'}  # the same weights for other programs
-GGUF = (
-  'GGUF, the format of llama.cpp, is not read: give the model that it was made of, or write it with transformers, by '
-  'from_pretrained(FOLDER, gguf_file=NAME) and save_pretrained(PATH, safe_serialization=True)'
-)
+GGUF = 'of GGUF, the format of llama.cpp, the file is given and not its folder: load FOLDER/NAME.gguf'
 GENERATION = 'generation_config.json'
 _OURS = {'speccascade.json', 'model.safetensors', 'checkpoint'}  # of which every checkpoint that we write has one
 _UNFINISHED = re.compile(r'\.tmp-[^/]*$|\.orbax-checkpoint-tmp[^/]*$')

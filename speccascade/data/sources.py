@@ -3,6 +3,8 @@
 models/large  problems.jsonl.gz         a folder or a file of this machine
 gs://bucket/models/large                an address in a bucket, of which a copy is cached here
 org/name  org/name@REVISION             a model of the Hugging Face hub; of it only the files that are read are fetched
+X.gguf  org/name/X.gguf                 a file of llama.cpp, on this machine or of the hub
+smollm2                                 a model of an installed package (`host.packaged`)
 family:NAME/MEMBER                      a model or a file of texts of a family (`data.families`)
 
 After the source of a model stands which part of it is meant: @4, its first four layers; @mtp, its layer of multi-token
@@ -16,14 +18,16 @@ from pathlib import Path, PurePosixPath
 import re
 from typing import NamedTuple
 
-from speccascade.data import families
-from speccascade.host import storage
+from speccascade.data import families, gguf
+from speccascade.host import packaged, storage
 from speccascade.host.errors import first_line
 
 MTP = 'mtp'
 FREQUENT = 'frequent='
+GGUF = '.gguf'
 _PART = re.compile(rf'(.+)@(\d+|{MTP}|{FREQUENT}.+)')
 _HUB_ID = re.compile(r'([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?')
+_HUB_FILE = re.compile(rf'([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/(.+\{GGUF})')
 
 
 class Source(NamedTuple):
@@ -72,27 +76,37 @@ def find(
     revision: Branch, tag or commit of a model of the hub.
   """
   text = os.fspath(text)
+  local = Path(os.path.abspath(os.path.expanduser(text)))
+  of_hub = not storage.is_address(text) and not local.exists() and not Path(text.split('/')[0]).exists()
+  if of_hub and (match := _HUB_ID.fullmatch(text)):
+    if match[2] and revision not in (None, match[2]):
+      raise ValueError(f'{text} has a revision, and revision={revision!r} is another: leave one out')
+    return Source(_from_hub(match[1], revision or match[2], choose), match[1].partition('/')[2])
+  if of_hub and (match := _HUB_FILE.fullmatch(text)):
+    return _of_gguf(_file_of_hub(match[1], match[2], revision))
+  if revision is not None and (local.exists() or not of_hub):
+    raise ValueError(f'{text} is no hub model, and revision={revision!r} is one of a hub model: leave it out')
   if families.is_member(text):
-    _check_no_revision(text, revision)
     return Source(families.find(text), text.rpartition('/')[2])
   if storage.is_address(text):
-    _check_no_revision(text, revision)
     with storage.client_errors():
-      path = storage.local_copy(storage.resolve(text), choose, siblings)
-    return Source(path, path.name)
-  path = Path(os.path.abspath(os.path.expanduser(text)))
-  match = _HUB_ID.fullmatch(text)
-  if path.exists() or not match or Path(text.split('/')[0]).exists():
-    _check_no_revision(path, revision) if path.exists() else None
-    return Source(path, path.name)
-  if match[2] and revision not in (None, match[2]):
-    raise ValueError(f'{text} has a revision, and revision={revision!r} is another: leave one out')
-  return Source(_from_hub(match[1], revision or match[2], choose), match[1].partition('/')[2])
+      path = storage.local_copy(storage.resolve(text), storage.everything if text.endswith(GGUF) else choose, siblings)
+    return _of_gguf(path) if text.endswith(GGUF) else Source(path, path.name)
+  if text in packaged.MODELS and not local.exists():
+    return Source(gguf.folder(packaged.MODELS[text].find()), text)
+  return _of_gguf(local) if local.suffix == GGUF and local.is_file() else Source(local, local.name)
 
 
-def _check_no_revision(where: str | Path, revision: str | None):
-  if revision is not None:
-    raise ValueError(f'{where} is a folder, and revision={revision!r} is one of a hub model: leave it out')
+def _of_gguf(file: Path) -> Source:
+  return Source(gguf.folder(file), file.stem)
+
+
+def _file_of_hub(hub_id: str, name: str, revision: str | None) -> Path:
+  """Return the local copy of a file of the hub."""
+  import huggingface_hub  # lazily: only hub ids need it
+
+  with _reached(hub_id, revision):
+    return Path(huggingface_hub.hf_hub_download(hub_id, name, revision=revision))
 
 
 def _from_hub(hub_id: str, revision: str | None, choose: storage.Choose) -> Path:
@@ -106,8 +120,7 @@ def _from_hub(hub_id: str, revision: str | None, choose: storage.Choose) -> Path
     listed = []
 
   def read(file: str) -> bytes:
-    with _reached(hub_id, revision):
-      return Path(huggingface_hub.hf_hub_download(hub_id, file.partition('/')[2], revision=revision)).read_bytes()
+    return _file_of_hub(hub_id, file.partition('/')[2], revision).read_bytes()
 
   chosen = [file.partition('/')[2] for file in choose(listed, read)] if listed else ['config.json']
   with _reached(hub_id, revision):

@@ -30,7 +30,7 @@ _MARK = '\ue000'  # a character that no piece has, so that it merges with none, 
 _BYTE = re.compile('<0x([0-9A-F]{2})>')
 _GPT2 = ('GPT2Tokenizer', 'GPT2TokenizerFast')  # OPT's too
 _QWEN2 = ('Qwen2Tokenizer', 'Qwen2TokenizerFast')
-_QWEN2_SPLIT = (
+QWEN2_SPLIT = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
   r'| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
 )
@@ -517,7 +517,7 @@ def _byte_level(file: pathlib.Path, settings: dict[str, Any]) -> Any:
   split = tokenizers.pre_tokenizers
   if kind in _QWEN2:
     tokenizer.normalizer = tokenizers.normalizers.NFC()
-    words = split.Split(tokenizers.Regex(_QWEN2_SPLIT), behavior='isolated')
+    words = split.Split(tokenizers.Regex(QWEN2_SPLIT), behavior='isolated')
     tokenizer.pre_tokenizer = split.Sequence([words, split.ByteLevel(add_prefix_space=False, use_regex=False)])
   else:
     tokenizer.pre_tokenizer = split.ByteLevel(add_prefix_space=bool(settings.get('add_prefix_space')))

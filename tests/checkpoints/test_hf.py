@@ -292,8 +292,8 @@ def test_a_tensor_that_is_wrong_missing_unexpected_or_not_finite_is_named(llama,
 
 def test_other_weights_than_safetensors_come_with_a_remedy(llama):
   folder, _, tensors = llama
-  (folder / 'model.safetensors').rename(folder / 'model.gguf')
-  assert says(_error(folder, FileNotFoundError), 'model.gguf', 'llama.cpp', 'safe_serialization=True')
+  (folder / 'model.safetensors').rename(folder / 'model-Q8_0.gguf')
+  assert says(_error(folder, FileNotFoundError), 'model-Q8_0.gguf', 'llama.cpp', 'FOLDER/NAME.gguf')
   for dtype, parts in ((np.int8, ('I8', 'unquantised')), (np.float64, ('F64', 'float32'))):
     _save(folder, LLAMA, tensors | {'model.norm.weight': np.zeros(8, dtype)})
     for asked in (None, 'float32'):

@@ -10,10 +10,11 @@ import numpy as np
 
 from speccascade.checkpoints import assemble, stored
 from speccascade.checkpoints.files import AGAIN, GENERATION, GGUF, OTHERS, read_json
-from speccascade.checkpoints.hf import heads, names
+from speccascade.checkpoints.hf import gguf, heads, names
 from speccascade.checkpoints.hf.checks import errors_of
 from speccascade.checkpoints.hf.family import FAMILIES, network_from_config, OWN, settings
 from speccascade.checkpoints.stored import Tensor
+from speccascade.data.gguf import WEIGHTS
 from speccascade.models.t5 import T5
 from speccascade.types import Network, Params
 
@@ -23,6 +24,7 @@ _READERS = {  # by the name of a single file; the first that is there is read
   'pytorch_model.bin': stored.of_torch,
   'medusa_lm_head.safetensors': stored.of_safetensors,
   'medusa_lm_head.pt': stored.of_torch,
+  WEIGHTS: gguf.tensors,
 }
 
 
@@ -161,8 +163,10 @@ def _shards_of(index: str, names: Sequence[str], read: Callable[[str], bytes]) -
 
 def patterns(folder: Path) -> Sequence[str]:
   """Return the patterns of the files from which the weights of a folder are read."""
-  found = find(folder)
-  return TORCH if found and found[1] is stored.of_torch else ['*.safetensors']
+  file, of_file = find(folder) or (None, None)
+  if of_file is gguf.tensors:
+    return [file.name]
+  return TORCH if of_file is stored.of_torch else ['*.safetensors']
 
 
 def _stored(folder: Path) -> dict[str, Tensor]:
