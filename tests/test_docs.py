@@ -310,7 +310,7 @@ def test_the_decode_example_of_the_readme_runs():
   out = {}
   exec(blocks(ROOT / 'README.md', 'python')[0], out)
   assert len(out['out'].texts) == 1 and out['out'].stats.calls.shape[0] == len(embedded.models())
-  exec(blocks(ROOT / 'README.md', 'python')[1], out)
+  exec(blocks(ROOT / 'README.md', 'python')[2], out)  # that between is run by tests/parity/test_smollm2.py
   assert out['row'].finish_reason in ('eos', 'stop', 'length')
 
 

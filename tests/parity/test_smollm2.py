@@ -4,6 +4,8 @@
 """
 
 import importlib.util
+import pathlib
+import re
 
 import pytest
 
@@ -102,3 +104,11 @@ def test_coupled_texts_are_those_without_a_drafter(model):
   alone, _ = decoded(methods.autoregressive(), [verifier], COUPLED)
   assert decoded(methods.speculative(block=2), [ngram.drafter(verifier), verifier], COUPLED)[0] == alone
   assert len({*map(tuple, alone)}) == len(CHATS)
+
+
+def test_the_call_of_the_readme_writes_one_text_with_and_without_a_drafter(capsys):
+  readme = (pathlib.Path(__file__).parents[2] / 'README.md').read_text()
+  (code,) = [block for block in re.findall(r'```python\n(.*?)```', readme, re.DOTALL) if 'smollm2' in block]
+  exec(code, {})
+  alone, drafted = re.findall(r'(.*?) \[(\d+)\]\n', capsys.readouterr().out, re.DOTALL)
+  assert alone[0] == drafted[0] and 'boats' in alone[0] and int(drafted[1]) < int(alone[1])
