@@ -215,10 +215,10 @@ def save_plan(path: str):
   save_plan_of(path, Sampler(gin.query_parameter('Experiment.temperatures')[0], **given))
 
 
-def save_plan_of(path: str, sampler: Sampler):
-  """Save a plan of speculative verification for a sampler."""
+def save_plan_of(path: str, sampler: Sampler, dtype: str = 'bfloat16'):
+  """Save a plan of speculative verification for a sampler and models of a dtype."""
   table = AcceptanceTable(np.float32([0.5]), np.float32([[0.5], [0.5]]), np.float32([[0.2, 0.5], [0.4, 0.9]]))
-  origin = plans.Origin(('d', 'c', 't'), (None,) * 3, plans.sampler_of(sampler), 'cpu, bfloat16', 'none', 13)
+  origin = plans.Origin(('d', 'c', 't'), (None,) * 3, plans.sampler_of(sampler), f'cpu, {dtype}', 'none', 13)
   times = {4: {4: 1.0, 8: 1.1}}
   samples = dict.fromkeys(('s', 'a', 's_target', 'accept', 'position', 'request'), np.zeros(1))
   profile = plans.Profile.of(table, origin, samples, times, {4: (0.1, 0.1, 1.0, 0.1)})

@@ -106,7 +106,7 @@ def house(monkeypatch, tmp_path, prepared, hub):
   for name, line in LINES.items():
     pathlib.Path(name).write_text(f'{json.dumps(line)}\n' * 8)
   for name in ('val.en', 'val.de'):
-    pathlib.Path(name).write_text('A red door.\n' * 8)
+    pathlib.Path(name).write_text(''.join(f'A red door, number {i}.\n' for i in range(8)))
   for name in ('small', 'large'):
     pathlib.Path(name).symlink_to(hub.made(SMALL if name == 'small' else LARGE))
   readme = (ROOT / 'README.md').read_text()
@@ -115,7 +115,7 @@ def house(monkeypatch, tmp_path, prepared, hub):
     re.search(r'```python\n([^`]*?def average_where_unsure.*?)```', readme, re.DOTALL)[1]
   )
   for path, sampler in PLANS.items():
-    papers.save_plan_of(path, sampler)
+    papers.save_plan_of(path, sampler, 'float32' if '_T' in path else 'bfloat16')
   for family, (kind, members) in FAMILIES.items():
     (tmp_path / 'families' / family).mkdir(parents=True)
     for i, member in enumerate(members):
@@ -124,7 +124,7 @@ def house(monkeypatch, tmp_path, prepared, hub):
       (tmp_path / 'families' / family / f'{name}.jsonl').write_text(f'{json.dumps(EXAMPLES)}\n' * 8)
     for name in ('train', 'val', 'test_2016_flickr'):
       for side in ('en', 'de'):
-        (tmp_path / 'families' / family / f'{name}.{side}').write_text('A red door.\n' * 8)
+        (tmp_path / 'families' / family / f'{name}.{side}').write_text(''.join(f'A red door, number {i}.\n' for i in range(8)))
   monkeypatch.setenv('SPECCASCADE_FAMILIES', str(tmp_path / 'families'))
   return hub
 
@@ -137,33 +137,35 @@ def words_of(command: str, page: str) -> list[str]:
   return shlex.split(command)[2:]
 
 
-def cut(experiment: Experiment) -> Experiment:
-  """Return an experiment of two examples of a few tokens, with one value of its first curves and of the reference."""
-  task = dataclasses.replace(experiment.task, examples=experiment.task.examples[:2], max_new_tokens=4)
-  curves = [c for i, c in enumerate(experiment.curves) if i < 3 or c.name == experiment.reference]
+def cut(experiment: Experiment, most: int = 3, examples: int = 2) -> Experiment:
+  """Return an experiment of few examples of a few tokens, with one value of its first curves and of the reference."""
+  rows = experiment.latency_batches[0] * experiment.latency_queue
+  count = max(examples, rows if experiment.latency_examples else 0)
+  task = dataclasses.replace(experiment.task, examples=experiment.task.examples[:count], max_new_tokens=4)
+  curves = [c for i, c in enumerate(experiment.curves) if i < most or c.name == experiment.reference]
   curves = [dataclasses.replace(c, values=c.values and c.values[:1]) if isinstance(c, Curve) else c for c in curves]
-  counts = dict(quality_batch=2, latency_examples=min(2, experiment.latency_examples), latency_trials=1)
-  counts |= dict(latency_batches=experiment.latency_batches[:1], trace_examples=0, latency_queue=1)
+  counts = dict(quality_batch=2, latency_examples=min(count, experiment.latency_examples), latency_trials=1)
+  counts |= dict(latency_batches=experiment.latency_batches[:1], trace_examples=0)
   return dataclasses.replace(experiment, task=task, curves=curves, temperatures=experiment.temperatures[:1], **counts)
 
 
+BUILD = config.build
 FEWER = '--count=4', '--max_new_tokens=4', '--blocks=1-2', '--trials=1', '--batches=2', '--overwrite'
 
 
-def run(command: str, page: str, monkeypatch) -> int:
+def run(command: str, page: str, monkeypatch, **kept: int) -> int:
   """Run a command, cut, in this process; return its exit code."""
-  build = config.build
-  monkeypatch.setattr(config, 'build', lambda **given: [*map(cut, build(**given))])
+  monkeypatch.setattr(config, 'build', lambda **given: [cut(experiment, **kept) for experiment in BUILD(**given)])
   module, *words = words_of(command, page)
   words = [w for i, w in enumerate(words) if '--mesh' not in (w, words[i - 1])]
   words = [w for w in words if not w.startswith(('--gin.mesh', '--gin.CELL', '--gin.BATCHES'))]
   if module != 'speccascade.run':
     words = ['in.jsonl' if w == 'prompts.jsonl' else w for w in words]
-  if module == 'speccascade.calibrate':  # of the run of the command before it
-    run(next(command for command in FOUND.values() if f'--run_dir={words[0]}' in command), page, monkeypatch)
   words = {'speccascade.plan': [*words, *FEWER], 'speccascade.decode': [*words, '--max_new_tokens=4']}.get(
     module, words
   )
+  if module == 'speccascade.calibrate':  # of the run of the command before it
+    run(next(command for command in FOUND.values() if f'--run_dir={words[0]}' in command), page, monkeypatch, most=9, examples=8)
   name = f'{module}.__main__' if importlib.import_module(module).__file__.endswith('__init__.py') else module
   return importlib.import_module(name).main(words)
 
