@@ -219,9 +219,9 @@ def save_plan_of(path: str, sampler: Sampler, dtype: str = 'bfloat16'):
   """Save a plan of speculative verification for a sampler and models of a dtype."""
   table = AcceptanceTable(np.float32([0.5]), np.float32([[0.5], [0.5]]), np.float32([[0.2, 0.5], [0.4, 0.9]]))
   origin = plans.Origin(('d', 'c', 't'), (None,) * 3, plans.sampler_of(sampler), f'cpu, {dtype}', 'none', 13)
-  times = {4: {4: 1.0, 8: 1.1}}
+  times = {rows: {rows: 1.0, 2 * rows: 1.1} for rows in (4, 80)}
   samples = dict.fromkeys(('s', 'a', 's_target', 'accept', 'position', 'request'), np.zeros(1))
-  profile = plans.Profile.of(table, origin, samples, times, {4: (0.1, 0.1, 1.0, 0.1)})
+  profile = plans.Profile.of(table, origin, samples, times, dict.fromkeys(times, (0.1, 0.1, 1.0, 0.1)))
   pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
   plans.Plan(origin, {4: plans.Choice('speculative', 5)}, {}, profile).save(path)
 

@@ -158,8 +158,10 @@ def run(command: str, page: str, monkeypatch, **kept: int) -> int:
   monkeypatch.setattr(config, 'build', lambda **given: [cut(experiment, **kept) for experiment in BUILD(**given)])
   module, *words = words_of(command, page)
   words = [w for i, w in enumerate(words) if '--mesh' not in (w, words[i - 1])]
-  words = [w for w in words if not w.startswith(('--gin.mesh', '--gin.CELL', '--gin.BATCHES'))]
-  if module != 'speccascade.run':
+  words = [w for w in words if not w.startswith(('--gin.mesh', '--gin.CELL'))]
+  if module == 'speccascade.run':
+    words += ['--gin.mesh.shape=None']  # a config may have one too
+  else:
     words = ['in.jsonl' if w == 'prompts.jsonl' else w for w in words]
   words = {'speccascade.plan': [*words, *FEWER], 'speccascade.decode': [*words, '--max_new_tokens=4']}.get(
     module, words
