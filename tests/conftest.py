@@ -10,7 +10,7 @@ import tempfile
 import compiling
 
 # This must stand before the first use of JAX.
-os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {compiling.flags(compiling.QUICK)}'
+compiling.quickly()
 os.environ |= {  # of the processes that tests start, too
   'JAX_COMPILATION_CACHE_DIR': os.path.join(tempfile.gettempdir(), 'speccascade-test-cache'),
   'JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES': 'none',  # as commands have it, or no program would be shared with them

@@ -1,12 +1,10 @@
 """Compositions that are drawn: what the package says of them is what is found."""
 
-import collections
 import itertools
 import os
-import pathlib
-import re
 
 import compositions
+from compositions_run import conclusions, run
 from found_out import find_text, judge, Size, verdict
 import jax
 import pytest
@@ -22,16 +20,6 @@ SEED = os.environ.get('SPECCASCADE_COMPOSITIONS', '0')  # another one draws othe
 FEW = Size(3, 7, tables=2, boxes=12_000), Size(2, 7, tables=2)
 
 # ---- verdicts ----
-
-
-NEEDLESS = pathlib.Path(__file__).parent / 'needless_refusals.txt'
-
-
-def stem(sentence):
-  """Return a refusal without numbers, and without names of what was drawn and of the method that it begins with."""
-  names = sorted({str(x) for axis in compositions.AXES.values() for x in axis()}, key=len, reverse=True)
-  plain = re.sub('|'.join(rf'\b{re.escape(n)}\b' for n in names), '…', sentence)
-  return re.sub(r'^(method|…(\[…\])?) ', '… ', re.sub(r'\d+', 'N', plain))[:90]
 
 
 @pytest.mark.full
@@ -54,25 +42,9 @@ def test_coupled_texts_are_those_of_the_target_in_lockstep(number):
 
 
 @pytest.mark.long
-def test_verdicts_of_all_pairs_are_true():
-  lossy, refused = collections.defaultdict(list), collections.defaultdict(list)
-  wrong = []
-  for i, case in enumerate(compositions.covering(SEED)):
-    judged = judge(case)
-    wrong += [str(judged)] * bool(judged.contradicts)
-    of = dict(case.chosen)
-    if judged.verdict.kind == 'lossy' and judged.differs is not None:
-      lossy[tuple(of.get(axis) for axis in ('accept', 'predictor', 'budget', 'ending'))].append(judged.differs)
-    if judged.verdict.kind == 'refused' and judged.differs is not None:
-      refused[stem(judged.verdict.sentence)].append(judged.differs)
-    if i % 25 == 24:
-      jax.clear_caches()
-  assert not wrong, '\n'.join(wrong)
-  needless = {sentence for sentence, differ in refused.items() if not any(differ)}
-  listed = set(NEEDLESS.read_text().splitlines())
-  assert needless <= listed, f'new needless refusals: {sorted(needless - listed)}'
-  never = [kind for kind, differ in lossy.items() if len(differ) > 5 and not any(differ)]
-  assert not never, f'lossy by verdict alone: {never}'
+def test_verdicts_of_all_pairs_are_true(tmp_path):
+  found = conclusions(run(compositions.covering(SEED), tmp_path / 'pairs.jsonl'))
+  assert not any(found.values()), '\n'.join(itertools.chain(*([f'{name}:', *some] for name, some in found.items())))
 
 
 # ---- faults of the past, each planted ----
