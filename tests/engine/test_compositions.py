@@ -80,6 +80,16 @@ def test_a_phase_that_cannot_do_its_work_is_refused(name):
     lower(of_phases(*phases))
 
 
+def test_a_round_that_leaves_ever_more_tokens_pending_is_refused():
+  weighted = rules.bind_combiner(functools.partial(rules.weighted, weights=(0.5, 0.2, 0.3)))
+  phases = Propose(0, 1), Score(0), Score(1), Verify(weighted, (0, 1, 2), keep=True)
+  method = methods.naive_cos(weighted, 1, models=3).replace(phases=phases)
+  with pytest.raises(ValueError, match=having('verify', 'drafted tokens pending')):
+    lower(method)
+  with pytest.raises(ValueError, match=having('verify', 'slot 2')):
+    Job.of_models(method, [MODELS[0], *MODELS])
+
+
 def test_a_schedule_that_remembers_needs_its_policy():
   method = methods.scheduled(predictors.margin, 3, budget=Stale(TopK(2)))
   with pytest.raises(ValueError, match=having('Scheduling', 'policy')):
