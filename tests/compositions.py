@@ -463,17 +463,22 @@ def pairs() -> list[Pair]:
   return [(a, b) for a, b in itertools.combinations(values, 2) if a[0] != b[0]]
 
 
+def covered(case: Case) -> list[Pair]:
+  """Return the pairs of values that a composition has."""
+  return list(itertools.combinations(sorted(case.chosen, key=lambda x: list(AXES).index(x[0])), 2))
+
+
 def covering(seed: Any = 0, tries: int = 12) -> Iterator[Case]:
   """Yield compositions that together have every pair of values that go together."""
   left = dict.fromkeys(pairs())
   while left:
     pair = next(iter(left))
     left.pop(pair)
-    drawn = (draw((seed, pair, i), dict(pair)) for i in range(tries))
-    case = next(filter(None, drawn), None)
-    if case is not None:
-      for covered in itertools.combinations(sorted(case.chosen, key=lambda x: list(AXES).index(x[0])), 2):
-        left.pop(covered, None)
+    drawn = [case for i in range(tries) if (case := draw((seed, pair, i), dict(pair))) is not None]
+    if drawn:
+      case = max(drawn, key=lambda case: sum(other in left for other in covered(case)))
+      for other in covered(case):
+        left.pop(other, None)
       yield case
 
 
