@@ -34,7 +34,7 @@ TELLING = 1e-5  # what shows a difference
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """A composition: a method with models, and what two rows ask for; the first of them is looked at."""
+  """A composition: a method with models, and what some rows ask for; the first of them is looked at."""
 
   method: Strategy
   models: tuple[Model, ...]
@@ -64,8 +64,8 @@ class Verdict(NamedTuple):
   sentence: str = ''
 
 
-def verdict(case: Case) -> Verdict:
-  """Ask the package, without decoding anything."""
+def verdict(case: Case, batch: int | None = None) -> Verdict:
+  """Ask the package, without decoding anything; a batch has all rows unless it is said."""
   models = [
     m if m is not case.memory else ngram.remembering(m, [[0]], seed=SEED + (not case.equal)) for m in case.models
   ]
@@ -80,7 +80,7 @@ def verdict(case: Case) -> Verdict:
       max_new_tokens=4,
       seed=SEED,
     )
-    made = job.method.at(len(asked))
+    made = job.method.at(batch or len(asked))
     lower(made)
   except ValueError as error:
     return Verdict('refused', str(error))
@@ -113,7 +113,7 @@ def find_law(case: Case, size: Size) -> Found:
     return Found(None)
   with unchecked():
     run, shape, prunes = _runner(case, size)
-    found = law_of_a_row.laws(run, shape, size, prunes)
+    found = law_of_a_row.laws(run, shape, size, prunes, len(case.requests))
   wanted = expected(case, target, size.count)
   off = [law_of_a_row.distance(law, wanted) for law in found]
   worst = found[int(np.argmax(off))]
@@ -151,7 +151,7 @@ def _runner(case: Case, size: Size):
   near = plain and type(made.policy) is stopping.Policy and all(x is None or x.fine is False for x in limits)
   own = acceptance.known().values()
   prunes = not case.equal and all(a in own or type(a) in own for a in acceptors)
-  of_rows = (0, 0) if case.equal else (0, 1)
+  own = tuple(range(len(rows)))
   processor = validate.bind_processor(case.processor)
   which = next((s for s, m in enumerate(slots) if m.network.remembers), None)
 
@@ -178,13 +178,13 @@ def _runner(case: Case, size: Size):
   def run(table):
     noted = jnp.broadcast_to(jnp.array(law_of_a_row.NOTHING), (*table.shape, 3))
     if which is None:
-      state = once(params, noted, table, of_rows)
+      state = once(params, noted, table, (0,) * len(rows) if case.equal else own)
     else:  # the text of a first call is remembered by a second one
-      first = once(params, noted, table, (0, 1) if case.equal else (1, 1), whole=True)
+      first = once(params, noted, table, own if case.equal else (1, *own[1:]), whole=True)
       text = first.tokens[0, max(0, int(base[0]) - 3) : int(base[0]) + size.most]
       kept = jnp.concatenate([params[which]['memory'], text, jnp.full(1, -1)])[-params[which]['memory'].size :]
       again = tuple({'memory': kept} if s == which else p for s, p in enumerate(params))
-      state = once(again, first.noise.noted, table, (0, 1))
+      state = once(again, first.noise.noted, table, own)
     at = slice(int(base[0]), int(base[0]) + size.count)
     number = jnp.clip(state.length[0] - int(base[0]), 0, size.count)
     number = jnp.where((state.fault.code[0] == NO_FAULT) | (number == size.count), number, -1)
@@ -284,7 +284,7 @@ def _wide(sampler):
 
 def find_text(case: Case, batch: int) -> str:
   """Return the first difference from the texts of the target's models in lockstep, by the same noise; '' for none."""
-  numbers, combiner = case.method.target
+  numbers, combiner = case.method.at(batch).target
   alone = rules.inside(combiner) is rules.own
   lockstep = methods.autoregressive() if alone else methods.ensemble(combiner, models=len(numbers))
   asked = dict(sampler=case.sampler, processor=case.processor, seed=SEED, keep_faults=True)

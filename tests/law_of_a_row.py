@@ -1,4 +1,4 @@
-"""The exact law of what a row of the compiled loop emits, beside a second row that decides too.
+"""The exact law of what a row of the compiled loop emits, beside others that decide too.
 
 A run is a function of uniform numbers, each known by its row, its round and position, and its purpose. `Noted` gives
 the loop numbers from a table and notes, for every number that is read, between which bounds it could lie with the same
@@ -6,8 +6,8 @@ decision. All tables between the bounds of a run are the same run: a box, whose 
 leaves over of the cube is cut into boxes, each of which is run in its middle, until nothing is left. So nothing is
 sampled, no cut is written by hand, and a number that is read twice is the same number.
 
-The numbers of row 0 are enumerated. Those of the other row are fixed, to some random tables in turn: given them, row 0
-must follow its target, or the two rows would not be independent. Rows with equal seeds read one table.
+The numbers of row 0 are enumerated. Those of the others are fixed, to some random tables in turn: given them, row 0
+must follow its target, or the rows would not be independent. Rows with equal seeds read one table.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class Size(NamedTuple):
 
   count: int  # tokens of row 0 that are measured
   most: int  # tokens that the rows emit at most
-  tables: int = 4  # of the other row
+  tables: int = 4  # of the other rows
   boxes: int = 60_000  # at most, then it is given up
 
 
@@ -113,18 +113,21 @@ class Noted(sampling.Keyed):
     return passed, self._note(position, ACCEPT, start, threshold, counts)
 
 
-def laws(run: Callable, shape: tuple[int, int], size: Size, final_prunes: bool, seed: int = 0) -> list[Law]:
-  """Return the law of row 0's first tokens, for each table of the other row.
+def laws(
+  run: Callable, shape: tuple[int, int], size: Size, final_prunes: bool, rows: int = 2, seed: int = 0
+) -> list[Law]:
+  """Return the law of row 0's first tokens, for each table of the others.
 
   Args:
     run: (table [N, rounds, places, 3]) -> (tokens [count], their number, where each is from, `noted` of row 0).
-    shape: The rounds and places of a table; a table is of row 0, then one of the other row.
+    shape: The rounds and places of a table; there is one of row 0, then one of each other row.
     size: How much is looked at.
     final_prunes: Whether a number for a last token counts only where that token came of it.
-    seed: Of the other row's tables.
+    rows: How many rows there are.
+    seed: Of the others' tables.
   """
   width = int(np.prod(shape)) * 3
-  others = np.random.default_rng(seed).random((size.tables, width)).astype(np.float32)
+  others = np.random.default_rng(seed).random((size.tables, rows - 1, width)).astype(np.float32)
   at_once = jax.jit(jax.vmap(run))
   found: list[Law] = [{} for _ in range(size.tables)]
   low, high = np.zeros((size.tables, width)), np.ones((size.tables, width))
@@ -136,9 +139,9 @@ def laws(run: Callable, shape: tuple[int, int], size: Size, final_prunes: bool, 
     now, which = which[-AT_ONCE:], which[:-AT_ONCE]
     a, low = low[-AT_ONCE:], low[:-AT_ONCE]
     b, high = high[-AT_ONCE:], high[:-AT_ONCE]
-    table = np.full((AT_ONCE, 2, width), 0.5, np.float32)
-    table[: len(now), 0], table[: len(now), 1] = (a + b) / 2, others[now]
-    out = at_once(jnp.asarray(table.reshape(AT_ONCE, 2, *shape, 3)))
+    table = np.full((AT_ONCE, rows, width), 0.5, np.float32)
+    table[: len(now), 0], table[: len(now), 1:] = (a + b) / 2, others[now]
+    out = at_once(jnp.asarray(table.reshape(AT_ONCE, rows, *shape, 3)))
     tokens, number, source, noted = (np.asarray(x)[: len(now)] for x in out)
     c, d, when = (noted * np.array([1, -1, -1])).reshape(-1, width, 3).astype(float).transpose(2, 0, 1)
     if final_prunes:

@@ -30,7 +30,7 @@ def test_what_is_drawn_by_chance_is_what_is_said_of_it(number):
 
 
 def is_exact(drawn):
-  return drawn is not None and verdict(drawn[0]).kind == 'exact'
+  return drawn is not None and verdict(*drawn).kind == 'exact'
 
 
 @pytest.mark.full
@@ -103,9 +103,21 @@ def everything(patch):
   patch.setattr(acceptance.everything, 'declaration', acceptance.Declaration((), Told.NOTHING, True))
 
 
-OWN = dict(sampler='T=1', request='plain', text='decoder', seeds='own')
-# `TopK` compares as well; with two rows and γ to 4 no draw has shown what numbers by position do to it.
+OWN = dict(sampler='T=1', request='plain', text='decoder', seeds='own', rows='2')
 FAULTS = {
+  'numbers by position where the budget of three rows is a number': (
+    by_position,
+    dict(
+      round='scheduled',
+      budget='TopK',
+      ending='bonus',
+      γ='3',
+      drafter='small',
+      predictor='raced_before',
+      fit='its own',
+      rows='3',
+    ),
+  ),
   'numbers by position where rows are compared before a bonus token': (
     by_position,
     dict(
