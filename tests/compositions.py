@@ -369,6 +369,8 @@ def _profile(hand: Hand) -> Profile:
   steps = 1 + (gain := rng.uniform(0.55, 0.98, 10)) / (2 + gain * np.arange(10))  # about what a token is worth
   if hand.some(True, False):  # the fifth token of two rows is worth it if it is very likely, the sixth never
     steps[:] = [1.1] * 3 + [1.15] * 2 + [1.3] * 5
+  elif rng.random() < 0.5:  # tokens are worth it two at a time, so that the first depends on the second
+    steps[::2], steps[1::2] = rng.uniform(1.2, 1.6), 1.001
   table = predictors.AcceptanceTable(
     np.float32([0.8]), np.float32([[0.9], [0.95]]), np.float32([[0.2, 0.6], [0.4, 0.95]])
   )
