@@ -185,7 +185,7 @@ NOT_DRAWN = ('by_batch', 'planned', 'sequence_cascade')
 SAMPLERS = {
   'T=1': ({}, {}),
   'T=0': (dict(temperature=0.0), dict(temperature=0.0)),
-  'filters': (dict(temperature=0.7, top_p=0.8), dict(top_p=0.8)),
+  'filters': (dict(temperature=1.2, top_p=0.8), dict(top_p=0.8)),
   'mixed': ({}, dict(temperature=0.0)),
   'penalties': (dict(repetition_penalty=1.5, presence_penalty=0.4, frequency_penalty=0.3), {}),
   'min-p': (dict(min_p=0.4), dict(temperature=1.3)),

@@ -1,4 +1,4 @@
-"""With Gumbel coupling the text is one of prompt, seed and target; `test_compositions_generated` has that of any method."""
+"""With Gumbel coupling the text is one of prompt, seed and target; drawn compositions show it of every method."""
 
 import functools
 
