@@ -198,6 +198,11 @@ def shifted(logits, tokens, count):
   return logits - 0.7 * there.astype(logits.dtype)
 
 
+def leads_nowhere(logits, tokens, count):
+  """Let nothing follow some tokens."""
+  return jnp.where((tokens[count - 1] == 1) & (count % 2 == 0), -jnp.inf, logits)
+
+
 REQUESTS = {
   'plain': ({}, {}, None),
   'stop token': (dict(stop_tokens=[1]), dict(stop_tokens=[1]), None),
@@ -206,6 +211,7 @@ REQUESTS = {
   'few tokens': (dict(max_new_tokens=3), dict(max_new_tokens=4), None),
   'bias': (dict(logit_bias={0: 0.6}), {}, None),
   'processor': ({}, {}, shifted),
+  'dead ends': ({}, {}, leads_nowhere),
 }
 
 AXES = {

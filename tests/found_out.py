@@ -8,6 +8,7 @@ it. `find_text(case)` compares texts under `coupling='gumbel'` with those of the
 from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
+import itertools
 from typing import NamedTuple
 from unittest import mock
 
@@ -187,8 +188,8 @@ def _runner(case: Case, size: Size):
       state = once(again, first.noise.noted, table, own)
     at = slice(int(base[0]), int(base[0]) + size.count)
     number = jnp.clip(state.length[0] - int(base[0]), 0, size.count)
-    number = jnp.where((state.fault.code[0] == NO_FAULT) | (number == size.count), number, -1)
-    return state.tokens[0, at], number, state.stats.source[0, at], state.noise.noted[0]
+    lost = (state.fault.code[0] != NO_FAULT) & (number < size.count)
+    return state.tokens[0, at], number, lost, state.stats.source[0, at], state.noise.noted[0]
 
   return run, shape, prunes
 
@@ -211,6 +212,12 @@ def expected(case: Case, target, count: int) -> Law:
     outputs = np.array(texts, np.int32).reshape(len(texts), n)
     logits = jnp.stack([_logits(m, asked.prompt, outputs, _verifier_of(m, case.models)) for m in models])
     logits = _asked(case, models, combiner, logits, asked, outputs, ends)
+    lawful = np.isfinite(logits.max(-1)).all(0)
+    lost = sum(law[t] for t in itertools.compress(texts, ~lawful))
+    ended[law_of_a_row.FAULT] = ended.get(law_of_a_row.FAULT, 0) + lost
+    texts, logits, outputs = list(itertools.compress(texts, lawful)), logits[:, lawful], outputs[lawful]
+    if not texts:
+      return ended
     pi = np.asarray(_target(combiner, logits, sampler, *_prefix(last, asked.prompt, outputs)), float)
     law = {(*t, v): law[t] * p for t, row in zip(texts, pi) for v, p in enumerate(row) if p > 0}
     ended |= {t: law.pop(t) for t in list(law) if t[-1] in ends}

@@ -119,7 +119,8 @@ def laws(
   """Return the law of row 0's first tokens, for each table of the others.
 
   Args:
-    run: (table [N, rounds, places, 3]) -> (tokens [count], their number, where each is from, `noted` of row 0).
+    run: (table [N, rounds, places, 3]) -> (tokens [count], their number, whether a fault ended them, where each is
+      from, `noted`), of row 0.
     shape: The rounds and places of a table; there is one of row 0, then one of each other row.
     size: How much is looked at.
     final_prunes: Whether a number for a last token counts only where that token came of it.
@@ -142,13 +143,13 @@ def laws(
     table = np.full((AT_ONCE, rows, width), 0.5, np.float32)
     table[: len(now), 0], table[: len(now), 1:] = (a + b) / 2, others[now]
     out = at_once(jnp.asarray(table.reshape(AT_ONCE, rows, *shape, 3)))
-    tokens, number, source, noted = (np.asarray(x)[: len(now)] for x in out)
+    tokens, number, lost, source, noted = (np.asarray(x)[: len(now)] for x in out)
     c, d, when = (noted * np.array([1, -1, -1])).reshape(-1, width, 3).astype(float).transpose(2, 0, 1)
     if final_prunes:
       c, d = _without_unused(c, d, shape, source, number)
     c, d = np.maximum(a, c), np.minimum(b, d)
     for i, weight in enumerate(np.prod(d - c, 1)):
-      text = tuple(tokens[i, : number[i]].tolist()) if number[i] >= 0 else FAULT
+      text = FAULT if lost[i] else tuple(tokens[i, : number[i]].tolist())
       found[now[i]][text] = found[now[i]].get(text, 0) + weight
     more = _left_over(a, b, c, d, when)
     low = np.concatenate([low, *(x for x, _, _ in more)])

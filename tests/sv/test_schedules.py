@@ -285,7 +285,7 @@ def test_a_curve_learns_from_tested_tokens_alone():
   x, tested = jnp.array([[1.0, 3.0, 9.0]]), jnp.array([[True, True, False]])
   carry = fit.init(1)
   np.testing.assert_allclose(fit.chance(carry, x), 0.5)
-  after = fit.update(carry, tested, jnp.array([[True, False, True]]), x)
+  after = fit.update(carry, tested, jnp.array([[True, False, True]]), 0 * x, x)  # of two signals the last
   np.testing.assert_allclose(after, [[0.5 * (0.5 / 2 - 0.5 / 10), 0.5 * (0.5 / 2 - 1.5 / 10)]], rtol=1e-6)
   rng = np.random.default_rng(0)
   rows, update = fit.init(64), jax.jit(predictors.Logistic(rate=0.05).update)
