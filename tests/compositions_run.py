@@ -48,7 +48,7 @@ def line(number: int, case: Case) -> Line:
     off=judged.found.off,
     differs=judged.differs,
     error=judged.error,
-    contradicts=bool(judged.contradicts),
+    contradicts=judged.contradicts,
     case=str(judged) if judged.contradicts else str(case.method),
     seconds=round(time.perf_counter() - begun, 1),
   )

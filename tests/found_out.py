@@ -323,8 +323,10 @@ class Judged(NamedTuple):
 
   @property
   def contradicts(self) -> bool:
-    """Whether the verdict is wrong by itself: one of exact that does not hold."""
-    return self.verdict.kind == 'exact' and (self.differs or (self.found.off or 0) > CLOSE)
+    """Whether the verdict is wrong by itself: one of exact that does not hold, or none of refused where a loop fails."""
+    fails = bool(self.error) and self.differs is True
+    off = bool(self.differs) or (self.found.off or 0) > CLOSE
+    return self.verdict.kind != 'refused' and (fails or self.verdict.kind == 'exact' and off)
 
   def __str__(self):
     found = self.error or f'off by {self.found.off}: {self.found.example}'

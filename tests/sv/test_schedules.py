@@ -321,6 +321,15 @@ def test_a_predictor_in_the_loop_learns_and_a_stale_choice_is_a_round_old():
     run(noisy, Sampler())
 
 
+@pytest.mark.full
+def test_what_a_companion_tells_is_learned_from():
+  method = functools.partial(methods.scheduled, predictors.companion, 3, budget=TopK(1))
+  run = lambda fit: decode(method(fit=fit), test_verification.TRIO, [[1, 2], [3]], max_new_tokens=12)
+  learned, fixed = (run(predictors.Logistic(-1.0, 1.0, rate=rate)) for rate in (0.9, 0))
+  assert learned.tokens == fixed.tokens  # of test after test: numbers by position
+  assert (learned.stats.verified_lengths != fixed.stats.verified_lengths).any()
+
+
 def test_verification_with_a_companion_is_an_instance():
   profile = test_verification.FALLING
   exact = methods.scheduled(predictors.companion, 3, plan=profile)
