@@ -323,7 +323,7 @@ class Judged(NamedTuple):
 
   @property
   def contradicts(self) -> bool:
-    """Whether the verdict is wrong by itself: one of exact that does not hold, or none of refused where a loop fails."""
+    """Whether the verdict is wrong by itself: exact, which does not hold, or not refused, where the loop fails."""
     fails = bool(self.error) and self.differs is True
     off = bool(self.differs) or (self.found.off or 0) > CLOSE
     return self.verdict.kind != 'refused' and (fails or self.verdict.kind == 'exact' and off)
