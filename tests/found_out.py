@@ -326,7 +326,7 @@ class Judged(NamedTuple):
     """Whether the verdict is wrong by itself: exact, which does not hold, or not refused, where the loop fails."""
     fails = bool(self.error) and self.differs is True
     off = bool(self.differs) or (self.found.off or 0) > CLOSE
-    return self.verdict.kind != 'refused' and (fails or self.verdict.kind == 'exact' and off)
+    return self.verdict.kind != 'refused' and bool(fails or self.verdict.kind == 'exact' and off)
 
   def __str__(self):
     found = self.error or f'off by {self.found.off}: {self.found.example}'

@@ -347,6 +347,11 @@ class Scheduling(stopping.Policy):
 
   told = Told.NOTHING  # or what the limit says
 
+  @property
+  def reads(self) -> tuple[int, ...]:
+    """The slots whose logits it learns from, or makes the next choice of."""
+    return self.limit.reads
+
   def init(self, rows):
     return Memory(self.limit.predictor.fit.init(rows), jnp.full(rows, self.limit.most, jnp.int32))
 

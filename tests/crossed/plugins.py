@@ -100,7 +100,7 @@ def raced_before(draft):
   if draft.tokens.ndim == 1:
     return jnp.full(draft.tokens.shape, 0.9)
   place = iota(draft.tokens.shape[1])
-  likely = jnp.where((place < 2) | (draft.tokens[:, 1:2] == 0), 0.99, 0.5)
+  likely = jnp.where((place < 2) | (draft.tokens[:, 1:2].sum(1, keepdims=True) == 0), 0.99, 0.5)
   return jnp.where(draft.position[:, :1] == 2, likely, jnp.where(place == 0, 0.9, 0.1))
 
 
