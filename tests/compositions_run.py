@@ -30,10 +30,11 @@ Line = dict[str, Any]
 
 
 def stem(sentence: str) -> str:
-  """Return a refusal without numbers, and without names of what was drawn and of the method that it begins with."""
+  """Return a refusal without numbers, names of what was drawn, of schedules and, at its start, of the method."""
   names = sorted({str(x) for axis in compositions.AXES.values() for x in axis()}, key=len, reverse=True)
   plain = re.sub('|'.join(rf'\b{re.escape(n)}\b' for n in names), '…', sentence)
-  return re.sub(r'^(method|…(\[…\])?) ', '… ', re.sub(r'\d+', 'N', plain))[:90]
+  plain = re.sub(r'^(method|…(\[…\])?) ', '… ', re.sub(r'\d+', 'N', plain))
+  return re.sub(r'(stale )?(greedy )?(goodput( of accepted tokens)?|top \S+|causal|…\(\)) by …', '… by …', plain)[:90]
 
 
 def line(number: int, case: Case) -> Line:
