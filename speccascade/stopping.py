@@ -137,6 +137,11 @@ class Policy:
     """What it learns from beside tested tokens; None: that is not known, as of one that has a `learn` of its own."""
     return Told.NOTHING if type(self).learn is Policy.learn else None
 
+  @property
+  def reads(self) -> tuple[int, ...] | None:
+    """The slots whose logits it learns from; None for any, as of one that has a `learn` of its own."""
+    return () if type(self).learn is Policy.learn else None
+
   def learn(self, state: Any, tested: Array, accepted: Array, live: Array, most: int) -> Carry:
     """Return the carry after a round from its state before the commit, `engine.state.State`; by default `update`."""
     return self.update(state.policy, tested, accepted, live, most)

@@ -1,7 +1,7 @@
 """Compositions of what the package has, drawn from its registries, each to be judged and found out.
 
 A composition is drawn axis by axis: a round, a drafter, a target, an acceptor, a policy, a predictor, a budget, an
-ending, a sampler, what is requested, whether seeds are equal. The values of an axis are
+ending, a sampler, what is requested, how many rows, whether seeds are equal. The values of an axis are
 
 * rounds: the functions of `methods.known()`, whose arguments are drawn by their names, and `drawn` lists of phases;
 * targets, acceptors, policies, predictors, budgets: those of `rules`, `acceptance`, `stopping`, `sv.predictors` and
@@ -11,7 +11,7 @@ ending, a sampler, what is requested, whether seeds are equal. The values of an 
 `draw(seed, fixed)` returns a `found_out.Case`, or None where its parts don't go together. `pairs()` are all pairs of
 values of two axes. `found_out` asks the package for its verdict of a case and finds out what is true:
 
-* by enumeration of the compiled loop with two rows that both decide, all random numbers, γ to 3, some rounds;
+* by enumeration of the compiled loop with two rows or three that all decide, all random numbers, γ to 3, some rounds;
 * under `coupling='gumbel'` by the equality of texts.
 
 So a verdict of exact holds or not, to 2·10⁻⁶; one of lossy shows, or not; a refusal was needed, or not.
@@ -176,16 +176,16 @@ def _with_numbers(thing):
 @functools.cache
 def rounds() -> tuple[str, ...]:
   """Return the methods of the package, and lists of phases that are drawn."""
-  return (*(x for x in methods.known() if x not in NOT_DRAWN), 'drawn', 'drawn', 'drawn with turns')
+  return (*(x for x in methods.known() if x not in NOT_DRAWN), 'drawn', 'drawn', 'drawn with turns', 'by_batch')
 
 
-# of other methods, which are drawn; of a file; of whole texts
+# of two methods, see `_by_batch`; of a file; of whole texts
 NOT_DRAWN = ('by_batch', 'planned', 'sequence_cascade')
 
 SAMPLERS = {
   'T=1': ({}, {}),
   'T=0': (dict(temperature=0.0), dict(temperature=0.0)),
-  'filters': (dict(temperature=0.7, top_p=0.8), dict(top_p=0.8)),
+  'filters': (dict(temperature=1.2, top_p=0.8), dict(top_p=0.8)),
   'mixed': ({}, dict(temperature=0.0)),
   'penalties': (dict(repetition_penalty=1.5, presence_penalty=0.4, frequency_penalty=0.3), {}),
   'min-p': (dict(min_p=0.4), dict(temperature=1.3)),
@@ -198,6 +198,11 @@ def shifted(logits, tokens, count):
   return logits - 0.7 * there.astype(logits.dtype)
 
 
+def leads_nowhere(logits, tokens, count):
+  """Let nothing follow some tokens."""
+  return jnp.where((tokens[count - 1] == 1) & (count % 2 == 0), -jnp.inf, logits)
+
+
 REQUESTS = {
   'plain': ({}, {}, None),
   'stop token': (dict(stop_tokens=[1]), dict(stop_tokens=[1]), None),
@@ -206,6 +211,7 @@ REQUESTS = {
   'few tokens': (dict(max_new_tokens=3), dict(max_new_tokens=4), None),
   'bias': (dict(logit_bias={0: 0.6}), {}, None),
   'processor': ({}, {}, shifted),
+  'dead ends': ({}, {}, leads_nowhere),
 }
 
 AXES = {
@@ -223,8 +229,11 @@ AXES = {
   'request': lambda: tuple(REQUESTS),
   'text': lambda: ('decoder', 'encoder–decoder'),
   'seeds': lambda: ('own', 'equal'),
+  'rows': lambda: ('2', '3'),
 }
-USUAL = dict(accept='token_wise', policy='Policy', sampler='T=1', request='plain', text='decoder', seeds='own')
+USUAL = dict(
+  accept='token_wise', policy='Policy', sampler='T=1', request='plain', text='decoder', seeds='own', rows='2'
+)
 
 
 # ---- to draw ----
@@ -279,10 +288,8 @@ def _case(hand: Hand) -> Case:
   first, second, processor = REQUESTS[hand('request')]
   prompts = hand.some(([1, 0], [1]), ([0], [0]), ([1], [0]))
   warm, cold = SAMPLERS[hand('sampler')]
-  requests = (
-    Request(prompts[0], **dict(max_new_tokens=MOST) | first | warm),
-    Request(prompts[1], **dict(max_new_tokens=MOST) | second | cold),
-  )
+  others = [Request(prompts[1], **dict(max_new_tokens=MOST) | second | cold)] * (int(hand('rows')) - 1)
+  requests = (Request(prompts[0], **dict(max_new_tokens=MOST) | first | warm), *others)
   equal = hand('seeds') == 'equal'
   return Case(method, tuple(models), requests, processor=processor, equal=equal, chosen=tuple(hand.taken.items()))
 
@@ -306,6 +313,8 @@ def _method(hand: Hand, here, gamma: int):
   name = hand('round')
   if name.startswith('drawn'):
     return _phases(hand, gamma, name)
+  if name == 'by_batch':
+    return _by_batch(hand, gamma)
   return _by_name(hand, methods.known()[name], gamma)
 
 
@@ -351,12 +360,23 @@ def _by_name(hand: Hand, make, gamma: int):
   return made
 
 
+def _by_batch(hand: Hand, gamma: int):
+  """Return a method for one row, and another for more."""
+  names = [name for name in methods.known() if name not in NOT_DRAWN]
+  one, more = (_by_name(hand, methods.known()[hand.some(*names)], n) for n in hand.some((gamma, 1), (1, gamma)))
+  if one.slots != more.slots:
+    raise Unfit('other models')
+  return methods.by_batch({1: one, 2: more})
+
+
 def _profile(hand: Hand) -> Profile:
   """Return times of 2 rows and 0, 1, … tokens by which some tokens are worth it and others not."""
   rng = np.random.default_rng(hand.rng.randrange(1000))
   steps = 1 + (gain := rng.uniform(0.55, 0.98, 10)) / (2 + gain * np.arange(10))  # about what a token is worth
   if hand.some(True, False):  # the fifth token of two rows is worth it if it is very likely, the sixth never
     steps[:] = [1.1] * 3 + [1.15] * 2 + [1.3] * 5
+  elif rng.random() < 0.5:  # tokens are worth it two at a time, so that the first depends on the second
+    steps[::2], steps[1::2] = rng.uniform(1.2, 1.6), 1.001
   table = predictors.AcceptanceTable(
     np.float32([0.8]), np.float32([[0.9], [0.95]]), np.float32([[0.2, 0.6], [0.4, 0.95]])
   )
@@ -445,11 +465,26 @@ def draw_text(seed: Any) -> tuple[Case, int] | None:
   def request():
     how: dict[str, Any] = dict(temperature=rng.choice([0.0, 0.7, 1.0]), max_new_tokens=rng.randrange(4, 14))
     more = dict(top_p=0.8, repetition_penalty=1.3, frequency_penalty=0.3, logit_bias={0: 1.0}, stop_tokens=[1], n=2)
+    more |= dict(stop=rng.choice(['ab', 'bb', ['aab', 'ba']]), min_new_tokens=3)
     how |= {name: more[name] for name in rng.sample(sorted(more), 2)}
     return Request([rng.randrange(vocab) for _ in range(rng.randrange(1, 5))], **how)
 
   asked = tuple(request() for _ in range(5))
-  return dataclasses.replace(case, requests=asked, sampler=Sampler(coupling='gumbel')), rng.choice([1, 2, 3])
+  models = tuple(m.replace(tokenizer=Letters()) if m.network.vocab_size == vocab else m for m in case.models)
+  coupled = Sampler(coupling='gumbel')
+  return dataclasses.replace(case, models=models, requests=asked, sampler=coupled), rng.choice([1, 2, 3])
+
+
+class Letters:
+  """A tokenizer of letters."""
+
+  vocab_size = 3
+
+  def encode(self, text):
+    return ['abc'.index(x) for x in text]
+
+  def decode(self, ids):
+    return ''.join('abc'[i] for i in ids)
 
 
 # ---- to cover ----
@@ -463,17 +498,22 @@ def pairs() -> list[Pair]:
   return [(a, b) for a, b in itertools.combinations(values, 2) if a[0] != b[0]]
 
 
+def covered(case: Case) -> list[Pair]:
+  """Return the pairs of values that a composition has."""
+  return list(itertools.combinations(sorted(case.chosen, key=lambda x: list(AXES).index(x[0])), 2))
+
+
 def covering(seed: Any = 0, tries: int = 12) -> Iterator[Case]:
   """Yield compositions that together have every pair of values that go together."""
   left = dict.fromkeys(pairs())
   while left:
     pair = next(iter(left))
     left.pop(pair)
-    drawn = (draw((seed, pair, i), dict(pair)) for i in range(tries))
-    case = next(filter(None, drawn), None)
-    if case is not None:
-      for covered in itertools.combinations(sorted(case.chosen, key=lambda x: list(AXES).index(x[0])), 2):
-        left.pop(covered, None)
+    drawn = [case for i in range(tries) if (case := draw((seed, pair, i), dict(pair))) is not None]
+    if drawn:
+      case = max(drawn, key=lambda case: sum(other in left for other in covered(case)))
+      for other in covered(case):
+        left.pop(other, None)
       yield case
 
 

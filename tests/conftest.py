@@ -11,7 +11,7 @@ import zlib
 import compiling
 
 # This must stand before the first use of JAX.
-os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {compiling.flags(compiling.QUICK)}'
+compiling.quickly()
 os.environ |= {  # of the processes that tests start, too
   'JAX_COMPILATION_CACHE_DIR': os.path.join(tempfile.gettempdir(), 'speccascade-test-cache'),
   'JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES': 'none',  # as commands have it, or no program would be shared with them

@@ -8,6 +8,7 @@ it. `find_text(case)` compares texts under `coupling='gumbel'` with those of the
 from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
+import itertools
 from typing import NamedTuple
 from unittest import mock
 
@@ -34,7 +35,7 @@ TELLING = 1e-5  # what shows a difference
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """A composition: a method with models, and what two rows ask for; the first of them is looked at."""
+  """A composition: a method with models, and what some rows ask for; the first of them is looked at."""
 
   method: Strategy
   models: tuple[Model, ...]
@@ -58,14 +59,14 @@ class Case:
 
 
 class Verdict(NamedTuple):
-  """What the package says: 'exact', 'lossy', 'unknown' or 'refused', and the sentence of a refusal."""
+  """What the package says of row 0: 'exact', 'lossy', 'unknown' or 'refused', and why it is not exact."""
 
   kind: str
   sentence: str = ''
 
 
-def verdict(case: Case) -> Verdict:
-  """Ask the package, without decoding anything."""
+def verdict(case: Case, batch: int | None = None) -> Verdict:
+  """Ask the package, without decoding anything; a batch has all rows unless it is said."""
   models = [
     m if m is not case.memory else ngram.remembering(m, [[0]], seed=SEED + (not case.equal)) for m in case.models
   ]
@@ -80,13 +81,12 @@ def verdict(case: Case) -> Verdict:
       max_new_tokens=4,
       seed=SEED,
     )
-    made = job.method.at(len(asked))
+    made = job.method.at(batch or len(asked))
     lower(made)
   except ValueError as error:
     return Verdict('refused', str(error))
-  if case.sampler.coupling == 'gumbel' and made.target[1] is not None:
-    return Verdict('exact')
-  return Verdict({True: 'exact', False: 'lossy', None: 'unknown'}[made.keeps_distribution])
+  said = law.law(made, case.requests[0].sampled_by(case.sampler))
+  return Verdict({True: 'exact', False: 'lossy', None: 'unknown'}[said.exact], said.why)
 
 
 @contextlib.contextmanager
@@ -114,7 +114,7 @@ def find_law(case: Case, size: Size) -> Found:
     return Found(None)
   with unchecked():
     run, shape, prunes = _runner(case, size)
-    found = law_of_a_row.laws(run, shape, size, prunes)
+    found = law_of_a_row.laws(run, shape, size, prunes, len(case.requests))
   wanted = expected(case, target, size.count)
   off = [law_of_a_row.distance(law, wanted) for law in found]
   worst = found[int(np.argmax(off))]
@@ -152,40 +152,44 @@ def _runner(case: Case, size: Size):
   near = plain and type(made.policy) is stopping.Policy and all(x is None or x.fine is False for x in limits)
   own = acceptance.known().values()
   prunes = not case.equal and all(a in own or type(a) in own for a in acceptors)
-  of_rows = (0, 0) if case.equal else (0, 1)
+  own = tuple(range(len(rows)))
   processor = validate.bind_processor(case.processor)
   which = next((s for s, m in enumerate(slots) if m.network.remembers), None)
 
-  def once(params, low, high, table, of_rows):
+  def once(params, noted, table, of_rows, whole=False):
     noise = Noted(
       jnp.zeros((len(rows), 2), jnp.uint32),
       greedy=needs.greedy,
       by_round=lowered.by_round,
       table=table,
-      low=low,
-      high=high,
+      noted=noted,
       base=jnp.asarray(base),
       rows=of_rows,
       count=size.count,
       in_order=plain,
       near=near,
     )
-    return loop._decode_batch.__wrapped__(program, lowered, params, arrays, noise, processor)
+    state = loop.first_state(program, lowered.start, loop.caches_of(program, params, arrays.prompt), arrays, noise)
+    # Each table has a state of its own from the start, or loops would be batched leaf by leaf, again and again.
+    state = jax.tree.map(lambda x: jnp.where(table.ravel()[0] < 2, x, x), state)
+    # A row that goes on emits a token in each round, unless it waits for its turn.
+    rounds = loop.FOREVER if whole or lowered.branches > 1 else size.count
+    return loop._rounds(program, lowered, params, state, jnp.array([len(rows), rounds]), processor)
 
   def run(table):
-    low, high = jnp.zeros_like(table), jnp.ones_like(table)
+    noted = jnp.broadcast_to(jnp.array(law_of_a_row.NOTHING), (*table.shape, 3))
     if which is None:
-      state = once(params, low, high, table, of_rows)
+      state = once(params, noted, table, (0,) * len(rows) if case.equal else own)
     else:  # the text of a first call is remembered by a second one
-      first = once(params, low, high, table, (0, 1) if case.equal else (1, 1))
+      first = once(params, noted, table, own if case.equal else (1, *own[1:]), whole=True)
       text = first.tokens[0, max(0, int(base[0]) - 3) : int(base[0]) + size.most]
       kept = jnp.concatenate([params[which]['memory'], text, jnp.full(1, -1)])[-params[which]['memory'].size :]
       again = tuple({'memory': kept} if s == which else p for s, p in enumerate(params))
-      state = once(again, first.noise.low, first.noise.high, table, (0, 1))
+      state = once(again, first.noise.noted, table, own)
     at = slice(int(base[0]), int(base[0]) + size.count)
     number = jnp.clip(state.length[0] - int(base[0]), 0, size.count)
-    number = jnp.where((state.fault.code[0] == NO_FAULT) | (number == size.count), number, -1)
-    return state.tokens[0, at], number, state.stats.source[0, at], state.noise.low, state.noise.high
+    lost = (state.fault.code[0] != NO_FAULT) & (number < size.count)
+    return state.tokens[0, at], number, lost, state.stats.source[0, at], state.noise.noted[0]
 
   return run, shape, prunes
 
@@ -208,6 +212,12 @@ def expected(case: Case, target, count: int) -> Law:
     outputs = np.array(texts, np.int32).reshape(len(texts), n)
     logits = jnp.stack([_logits(m, asked.prompt, outputs, _verifier_of(m, case.models)) for m in models])
     logits = _asked(case, models, combiner, logits, asked, outputs, ends)
+    lawful = np.isfinite(logits.max(-1)).all(0)
+    lost = sum(law[t] for t in itertools.compress(texts, ~lawful))
+    ended[law_of_a_row.FAULT] = ended.get(law_of_a_row.FAULT, 0) + lost
+    texts, logits, outputs = list(itertools.compress(texts, lawful)), logits[:, lawful], outputs[lawful]
+    if not texts:
+      return ended
     pi = np.asarray(_target(combiner, logits, sampler, *_prefix(last, asked.prompt, outputs)), float)
     law = {(*t, v): law[t] * p for t, row in zip(texts, pi) for v, p in enumerate(row) if p > 0}
     ended |= {t: law.pop(t) for t in list(law) if t[-1] in ends}
@@ -281,7 +291,7 @@ def _wide(sampler):
 
 def find_text(case: Case, batch: int) -> str:
   """Return the first difference from the texts of the target's models in lockstep, by the same noise; '' for none."""
-  numbers, combiner = case.method.target
+  numbers, combiner = case.method.at(batch).target
   alone = rules.inside(combiner) is rules.own
   lockstep = methods.autoregressive() if alone else methods.ensemble(combiner, models=len(numbers))
   asked = dict(sampler=case.sampler, processor=case.processor, seed=SEED, keep_faults=True)
@@ -313,8 +323,10 @@ class Judged(NamedTuple):
 
   @property
   def contradicts(self) -> bool:
-    """Whether the verdict is wrong by itself: one of exact that does not hold."""
-    return self.verdict.kind == 'exact' and (self.differs or (self.found.off or 0) > CLOSE)
+    """Whether the verdict is wrong by itself: exact, which does not hold, or not refused, where the loop fails."""
+    fails = bool(self.error) and self.differs is True
+    off = bool(self.differs) or (self.found.off or 0) > CLOSE
+    return self.verdict.kind != 'refused' and bool(fails or self.verdict.kind == 'exact' and off)
 
   def __str__(self):
     found = self.error or f'off by {self.found.off}: {self.found.example}'

@@ -1,4 +1,4 @@
-"""The exact law of what a row of the compiled loop emits, beside a second row that decides too.
+"""The exact law of what a row of the compiled loop emits, beside others that decide too.
 
 A run is a function of uniform numbers, each known by its row, its round and position, and its purpose. `Noted` gives
 the loop numbers from a table and notes, for every number that is read, between which bounds it could lie with the same
@@ -6,8 +6,8 @@ decision. All tables between the bounds of a run are the same run: a box, whose 
 leaves over of the cube is cut into boxes, each of which is run in its middle, until nothing is left. So nothing is
 sampled, no cut is written by hand, and a number that is read twice is the same number.
 
-The numbers of row 0 are enumerated. Those of the other row are fixed, to some random tables in turn: given them, row 0
-must follow its target, or the two rows would not be independent. Rows with equal seeds read one table.
+The numbers of row 0 are enumerated. Those of the others are fixed, to some random tables in turn: given them, row 0
+must follow its target, or the rows would not be independent. Rows with equal seeds read one table.
 """
 
 from collections.abc import Callable
@@ -23,6 +23,8 @@ from speccascade.types import ACCEPT, Array, DRAFT, FINAL, static
 
 AT_ONCE = 512  # boxes that are run at once
 LEAST = 1e-7  # boxes that are narrower are left out: float32 tells no more
+NEVER = 1e6
+NOTHING = 0.0, -1.0, -NEVER  # what is noted of a number that nothing has read
 FAULT = (-1,)  # the text of a row that ends without the tokens that it needs
 Law = dict[tuple[int, ...], float]  # {emitted tokens: probability}
 
@@ -32,7 +34,7 @@ class Size(NamedTuple):
 
   count: int  # tokens of row 0 that are measured
   most: int  # tokens that the rows emit at most
-  tables: int = 4  # of the other row
+  tables: int = 4  # of the other rows
   boxes: int = 60_000  # at most, then it is given up
 
 
@@ -46,8 +48,8 @@ class Noted(sampling.Keyed):
 
   Attributes:
     table: The numbers.
-    low: The lower bounds.
-    high: The upper bounds.
+    noted: Of each number [.., 3] the bounds between which it decides the same, and which reading was the first of it,
+      the upper bound and the reading negative.
     base: [B] the position of the first token of each row.
     rows: Which table each row reads.
     count: How many tokens are measured: a round that begins behind them decides nothing.
@@ -56,8 +58,7 @@ class Noted(sampling.Keyed):
   """
 
   table: Array | None = None
-  low: Array | None = None
-  high: Array | None = None
+  noted: Array | None = None
   base: Array | None = None
   rows: tuple[int, ...] = static(default=())
   count: int = static(default=1)
@@ -83,10 +84,14 @@ class Noted(sampling.Keyed):
     high = jnp.min(jnp.where(thresholds > number, thresholds, 1), -1)
     counts = counts & (begun < self.count)
     index = (*cell, purpose)
-    return self.replace(
-      low=self.low.at[index].max(jnp.where(counts, low, 0), mode='drop'),
-      high=self.high.at[index].min(jnp.where(counts, high, 1), mode='drop'),
-    )
+    told = jnp.stack([low, -high, jnp.broadcast_to(-self._now(), low.shape)], -1)
+    told = jnp.where(counts[..., None], told, jnp.array(NOTHING))
+    return self.replace(noted=self.noted.at[index].max(told, mode='drop'))
+
+  def _now(self):
+    """Return the number of a reading: one more than that of the last."""
+    when = -self.noted[..., 2]
+    return jnp.max(jnp.where(when < NEVER, when, -1)) + 1
 
   def draw(self, weights, position, purpose, start):
     token, _ = super().draw(weights, position, purpose, start)
@@ -108,19 +113,22 @@ class Noted(sampling.Keyed):
     return passed, self._note(position, ACCEPT, start, threshold, counts)
 
 
-def laws(run: Callable, shape: tuple[int, int], size: Size, final_prunes: bool, seed: int = 0) -> list[Law]:
-  """Return the law of row 0's first tokens, for each table of the other row.
+def laws(
+  run: Callable, shape: tuple[int, int], size: Size, final_prunes: bool, rows: int = 2, seed: int = 0
+) -> list[Law]:
+  """Return the law of row 0's first tokens, for each table of the others.
 
   Args:
-    run: (table [N, rounds, places, 3]) -> (tokens [count], their number, where each is from, low, high).
-    shape: The rounds and places of a table; a table is of row 0, then one of the other row.
+    run: (table [N, rounds, places, 3]) -> (tokens [count], their number, whether a fault ended them, where each is
+      from, `noted`), of row 0.
+    shape: The rounds and places of a table; there is one of row 0, then one of each other row.
     size: How much is looked at.
     final_prunes: Whether a number for a last token counts only where that token came of it.
-    seed: Of the other row's tables.
+    rows: How many rows there are.
+    seed: Of the others' tables.
   """
   width = int(np.prod(shape)) * 3
-  order = np.argsort(_time(shape), kind='stable')  # what is read first is cut first
-  others = np.random.default_rng(seed).random((size.tables, width)).astype(np.float32)
+  others = np.random.default_rng(seed).random((size.tables, rows - 1, width)).astype(np.float32)
   at_once = jax.jit(jax.vmap(run))
   found: list[Law] = [{} for _ in range(size.tables)]
   low, high = np.zeros((size.tables, width)), np.ones((size.tables, width))
@@ -132,41 +140,41 @@ def laws(run: Callable, shape: tuple[int, int], size: Size, final_prunes: bool, 
     now, which = which[-AT_ONCE:], which[:-AT_ONCE]
     a, low = low[-AT_ONCE:], low[:-AT_ONCE]
     b, high = high[-AT_ONCE:], high[:-AT_ONCE]
-    table = np.full((AT_ONCE, 2, width), 0.5, np.float32)
-    table[: len(now), 0], table[: len(now), 1] = (a + b) / 2, others[now]
-    out = at_once(jnp.asarray(table.reshape(AT_ONCE, 2, *shape, 3)))
-    tokens, number, source, c, d = (np.asarray(x)[: len(now)] for x in out)
-    c, d = c[:, 0].reshape(-1, width).astype(float), d[:, 0].reshape(-1, width).astype(float)
+    table = np.full((AT_ONCE, rows, width), 0.5, np.float32)
+    table[: len(now), 0], table[: len(now), 1:] = (a + b) / 2, others[now]
+    out = at_once(jnp.asarray(table.reshape(AT_ONCE, rows, *shape, 3)))
+    tokens, number, lost, source, noted = (np.asarray(x)[: len(now)] for x in out)
+    c, d, when = (noted * np.array([1, -1, -1])).reshape(-1, width, 3).astype(float).transpose(2, 0, 1)
     if final_prunes:
       c, d = _without_unused(c, d, shape, source, number)
     c, d = np.maximum(a, c), np.minimum(b, d)
     for i, weight in enumerate(np.prod(d - c, 1)):
-      text = tuple(tokens[i, : number[i]].tolist()) if number[i] >= 0 else FAULT
+      text = FAULT if lost[i] else tuple(tokens[i, : number[i]].tolist())
       found[now[i]][text] = found[now[i]].get(text, 0) + weight
-    more = _left_over(a, b, c, d, order)
+    more = _left_over(a, b, c, d, when)
     low = np.concatenate([low, *(x for x, _, _ in more)])
     high = np.concatenate([high, *(x for _, x, _ in more)])
     which = np.concatenate([which, *(now[i] for _, _, i in more)])
   return found
 
 
-def _time(shape):
-  """Return a number for each cell of a table, by which they are read: rounds, then drafts, tests and last tokens."""
-  rounds, _, purpose = np.indices((*shape, 3)).reshape(3, -1)
-  return rounds * 3 + purpose
+def _left_over(a, b, c, d, when):
+  """Return boxes (low, high, of which) that together are what boxes [c, d] leave of boxes [a, b].
 
-
-def _left_over(a, b, c, d, order):
-  """Return boxes (low, high, of which) that together are what boxes [c, d] leave of boxes [a, b]."""
+  What was read first is cut first, so that a number that is read after some outcomes alone is cut only in their boxes.
+  """
   a, b, boxes = a.copy(), b.copy(), []
-  for i in order:
-    for edge, other, at in ((a, c, True), (b, d, False)):
-      some = np.flatnonzero(abs(edge[:, i] - other[:, i]) > LEAST)
+  when = np.where((abs(a - c) > LEAST) | (abs(b - d) > LEAST), when, np.inf)
+  order = np.argsort(when, 1, kind='stable')
+  for i in range(int(np.isfinite(when).sum(1).max())):
+    at = np.arange(len(a)), order[:, i]
+    for edge, other, is_low in ((a, c, True), (b, d, False)):
+      some = np.flatnonzero(abs(edge[at] - other[at]) > LEAST)
       if len(some):
         low, high = a[some], b[some]
-        (high if at else low)[:, i] = other[some, i]
+        (high if is_low else low)[np.arange(len(some)), at[1][some]] = other[at][some]
         boxes.append((low, high, some))
-      edge[:, i] = other[:, i]
+      edge[at] = other[at]
   return boxes
 
 

@@ -179,6 +179,8 @@ def _rounds(phases: Phases, varies: bool, slots: int) -> Rounds:
     while new:
       reached |= new
       rows, _ = run.through(phases, new)
+      if run.window > most:
+        raise ValueError(f'{parts[-1]} leaves any number of drafted tokens pending; test them all, or forget the rest.')
       new = {row.next_round(fed, most) for row in rows} - reached
     found = frozenset(note.number for note in run.notes if note.goes_on or note.behind or note.beside)
     if found == goes_on:

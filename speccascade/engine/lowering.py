@@ -117,7 +117,7 @@ class Start:
   policy: stopping.Policy
   recorders: tuple[Phase, ...]  # the phases that record something
   window: int = static()  # W, the most tokens ever pending
-  logits_read: tuple[int, ...] = static()  # the slots whose logits a later phase reads
+  logits_read: tuple[int, ...] = static()  # the slots whose logits are read later
   by_round: bool = static()  # whether random numbers are keyed by round as well
 
 
@@ -140,8 +140,8 @@ class Lowered:
 
   @property
   def logits_read(self) -> set[int]:
-    """The slots whose logits a later phase reads."""
-    reads = [phase.reads for phase in self.parts]
+    """The slots whose logits a later phase or the policy reads."""
+    reads = [self.policy.reads, *(phase.reads for phase in self.parts)]
     return set(range(len(self.slots))) if None in reads else {slot for some in reads for slot in some}
 
   @property

@@ -72,7 +72,7 @@ class Logistic(Fit):
   r"""The chance :math:`1 / (1 + e^{-(b + w x)})`, each sequence with a b and a w that go on to learn.
 
   After a round each tested token moves them by `rate` times its error, over :math:`1 + x^2` (normalised least mean
-  squares); with rate 0 they stay.
+  squares); with rate 0 they stay. Of two signals x is the last.
   """
 
   bias: Array = 0.0
@@ -95,11 +95,13 @@ class Logistic(Fit):
   def init(self, rows):
     return jnp.stack([jnp.full(rows, x, jnp.float32) for x in (self.bias, self.slope)], 1)
 
-  def chance(self, carry, x):
+  def chance(self, carry, *signals):
+    x = signals[-1]
     bias, slope = (carry[:, i].reshape((-1,) + (1,) * (x.ndim - 1)) for i in range(2))
     return jax.nn.sigmoid(bias + slope * x)
 
-  def update(self, carry, tested, accepted, x):
+  def update(self, carry, tested, accepted, *signals):
+    x = signals[-1]
     error = jnp.where(tested, accepted.astype(jnp.float32) - self.chance(carry, x), 0) / (1 + x * x)
     return carry + self.rate * jnp.stack([error.sum(1), (error * x).sum(1)], 1)
 

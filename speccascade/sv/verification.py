@@ -318,9 +318,13 @@ class Scheduled(Limit):
 
   def choice(self, state: State) -> Array:
     """Return how many tokens of each row the budget gives [B]."""
-    draft = drafted(state, self.most, 1 if self.predictor.declaration.companion else None)
+    draft = self.draft(state, self.most)
     scored = (iota(self.most) < (state.window.size - self.spare)[:, None]) & state.active[:, None]
     return self.budget(jnp.where(scored, self.predictor(self.carry(state.policy), draft), 0), state.active)
+
+  def draft(self, state: State, slots: int) -> stopping.Draft:
+    """Return what its predictor reads of the first pending tokens [B, slots]."""
+    return drafted(state, slots, 1 if self.predictor.declaration.companion else None)
 
   def carry(self, policy: Carry) -> Carry:
     """Return the carry of the predictor's fit, of that of a policy."""
@@ -343,6 +347,11 @@ class Scheduling(stopping.Policy):
 
   told = Told.NOTHING  # or what the limit says
 
+  @property
+  def reads(self) -> tuple[int, ...]:
+    """The slots whose logits it learns from, or makes the next choice of."""
+    return self.limit.reads
+
   def init(self, rows):
     return Memory(self.limit.predictor.fit.init(rows), jnp.full(rows, self.limit.most, jnp.int32))
 
@@ -362,7 +371,7 @@ class Scheduling(stopping.Policy):
     memory = state.policy
     if fit.learns:
       slot = iota(state.window.source.shape[1])
-      signals = self.limit.predictor.signals(drafted(state, slot.size))
+      signals = self.limit.predictor.signals(self.limit.draft(state, slot.size))
       at = (slot < tested[:, None]) & live[:, None]
       memory = memory.replace(fit=fit.update(memory.fit, at, slot < accepted[:, None], *signals))
     if self.limit.stale:

@@ -39,7 +39,7 @@ from speccascade.sv import plans, predictors, verification
 from speccascade.sv.predictors import AcceptanceTable  # noqa: E402
 from speccascade.train import losses
 from speccascade.train.batches import collate
-from speccascade.types import Model  # noqa: E402
+from speccascade.types import Model, Told  # noqa: E402
 
 VOCAB, BATCH = 512, 8
 STACK = DecoderConfig(VOCAB, 32, 8, 4, 8, 64, (Span(), Span(6)), norms='sandwich', attention_cap=4.0, final_cap=4.0)
@@ -68,7 +68,7 @@ def weighted(*weights):
 class Likely(verification.Budget):
   """Verify a row's tokens up to the first that is less likely than some; its draft goes on."""
 
-  by_row = True
+  told = Told.NOTHING
 
   def __call__(self, chances, active):
     return acceptance.leading(chances >= 0.003)

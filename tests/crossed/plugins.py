@@ -94,6 +94,16 @@ def third_drawn(draft):
   return third(draft, draft.tokens[:, 2:3].sum(1) == 0 if draft.tokens.ndim > 1 else None)
 
 
+@predictors.signal(drawn=False)
+def raced_before(draft):
+  """A draft from place 2 is likely, its third token by the second; of another the first token alone is worth a test."""
+  if draft.tokens.ndim == 1:
+    return jnp.full(draft.tokens.shape, 0.9)
+  place = iota(draft.tokens.shape[1])
+  likely = jnp.where((place < 2) | (draft.tokens[:, 1:2].sum(1, keepdims=True) == 0), 0.99, 0.5)
+  return jnp.where(draft.position[:, :1] == 2, likely, jnp.where(place == 0, 0.9, 0.1))
+
+
 @struct.dataclass
 class Longest(verification.Budget):
   """Verify the whole draft of the row whose draft is the likeliest, and one token of the others."""

@@ -7,7 +7,7 @@ from matching import having
 import pytest
 from tiers import long_but
 
-from speccascade import acceptance, methods, rules, Sampler, stopping
+from speccascade import acceptance, decode, methods, rules, Sampler, stopping
 from speccascade.check.enumeration import distance, lockstep_distribution
 from speccascade.engine.job import Job
 from speccascade.engine.limits import First
@@ -78,6 +78,23 @@ def test_a_phase_that_cannot_do_its_work_is_refused(name):
   phases, names = REFUSED[name]
   with pytest.raises(ValueError, match=having('drafts behind tokens', names)):
     lower(of_phases(*phases))
+
+
+def test_a_round_that_leaves_ever_more_tokens_pending_is_refused():
+  weighted = rules.bind_combiner(functools.partial(rules.weighted, weights=(0.5, 0.2, 0.3)))
+  phases = Propose(0, 1), Score(0), Score(1), Verify(weighted, (0, 1, 2), keep=True)
+  method = methods.naive_cos(weighted, 1, models=3).replace(phases=phases)
+  with pytest.raises(ValueError, match=having('verify', 'drafted tokens pending')):
+    lower(method)
+  with pytest.raises(ValueError, match=having('verify', 'slot 2')):
+    Job.of_models(method, [MODELS[0], *MODELS])
+
+
+def test_a_policy_has_the_logits_that_it_learns_from():
+  scheduled = methods.scheduled(predictors.margin, 2, budget=TopK(1), fit=predictors.Logistic(), ending='bonus')
+  plain = methods.speculative(block=2)
+  run = lambda method: decode(method, MODELS, [[0], [1]], max_new_tokens=5, seed=1).tokens
+  assert run(plain.replace(policy=scheduled.policy)) == run(plain)  # of which no phase reads the drafter's
 
 
 def test_a_schedule_that_remembers_needs_its_policy():

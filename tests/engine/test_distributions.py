@@ -38,7 +38,9 @@ OWN = {
 }
 OWN |= {'cascade phased', 'translated cascade', 'one pass beside a cascade', 'one pass, drafts of different lengths'}
 EVERYWHERE = ('autoregressive', 'speculative opt', 'speculative token_v3', 'speculative lossy', 'cos 2', 'bild')
-CASES = [(n, s) for n in METHODS for s in SAMPLERS if s != 'T=1 counts' or n in EVERYWHERE]
+# Of a method that follows its target, compositions that are drawn cross that with samplers.
+ALONE = {n for n, (method, _, _) in METHODS.items() if not method.keeps_distribution}
+CASES = [(n, s) for n in METHODS for s in SAMPLERS if s == 'T=1' or n in EVERYWHERE or n in ALONE and s != 'T=1 counts']
 FIRST = [(n, 'T=1') for n in KINDS | OWN] + [('speculative opt', s) for s in ('T=0', 'T=.7 filters', 'T=1 counts')]
 
 

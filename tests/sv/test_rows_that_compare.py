@@ -1,19 +1,21 @@
-"""Budgets that compare rows: what two rows emit that both decide, by enumeration of all their random numbers."""
+"""Budgets that compare rows: what one of two rows emits that both decide, by enumeration of its random numbers."""
 
 from flax import struct
+from found_out import Case, CLOSE, find_law
 import jax.numpy as jnp
+from law_of_a_row import Size
 from matching import having
 import numpy as np
 import pytest
-import two_rows
 
-from speccascade import decode, methods
+from speccascade import decode, methods, Request
 from speccascade.drafters import one_pass
+from speccascade.engine import law
 from speccascade.models import toy
 from speccascade.sv import predictors
 from speccascade.sv.plans import Profile
 from speccascade.sv.verification import Budget, Causal, Goodput, Stale, TopK
-from speccascade.types import ACCEPT, DRAFT, FINAL, Model
+from speccascade.types import Model
 
 # Seconds of 2 rows and 0, 1, … of their tokens. The fifth is worth it of a token that is very likely, the sixth never.
 GREEDY = dict(
@@ -48,55 +50,37 @@ def after(draft):
   return last_of_three(draft, draft.tokens[:, 2:3] == 0)
 
 
-def cells(cuts, draws, tests, finals=(), row=0, start=0):
-  """Return the cuts of places: of drafts, tests and last tokens."""
-  places = {DRAFT: draws, ACCEPT: tests, FINAL: finals}
-  return {(row, start, place, purpose): cuts[purpose][place] for purpose in places for place in places[purpose]}
+def off(method, models, size, monkeypatch, by_round=True):
+  """Return how far from the verifier's is the law of a row beside another, given each of some numbers of that one."""
+  if not by_round:
+    monkeypatch.setattr(law, '_comparing', lambda _: iter(()))
+  return find_law(Case(method, tuple(models), (Request([0], max_new_tokens=size.most),) * 2), size).off
 
 
 # Row 0 looks at its second token, and rejects its first. The fifth token of the two drafts is row 1's if that second
 # token was 1; then row 1 is longer, and its next draft poor, so that row 0 tests its second token, which comes again.
 FAIR = [always(0.5, 0.5), always(0.9, 0.1)]
 BONUS = methods.scheduled(before, 3, **GREEDY, ending='bonus')
-EACH = {DRAFT: [(0.5,)] * 4, ACCEPT: [(0.2,)] * 4, FINAL: [(0.9,)] * 4}
-OTHER = cells(EACH, range(3), range(3), row=1)
-BY_POSITION = cells(EACH, range(2), range(2), range(2)) | OTHER
-BY_ROUND = cells(EACH, range(2), range(2), range(2)) | cells(EACH, [0], [0], [0], start=1) | OTHER
-
-
-def second_token(by_round):
-  cuts = BY_ROUND if by_round else BY_POSITION
-  return two_rows.distribution(BONUS, FAIR, cuts, by_round=by_round, most=7, measured=2).sum(0)[0]
 
 
 @pytest.mark.full
-def test_rows_that_are_compared_before_a_bonus_token_need_numbers_by_round():
+def test_rows_that_are_compared_before_a_bonus_token_need_numbers_by_round(monkeypatch):
   assert BONUS.by_round and BONUS.keeps_distribution
-  assert second_token(True) == pytest.approx(0.9, abs=1e-6)
-  assert second_token(False) == pytest.approx(0.8964, abs=1e-6)
+  assert off(BONUS, FAIR, Size(2, 7), monkeypatch) < CLOSE
+  assert off(BONUS, FAIR, Size(2, 7), monkeypatch, by_round=False) == pytest.approx(0.02, abs=1e-6)
 
 
 # A drafter in one pass: (.9, .1) at the first place, and even chances behind it, where it read a mask, token 2.
 ONE_PASS = [one_pass(always([0.9, 0.1, 0], [0.9, 0.1, 0], [0.5, 0.5, 0]), 2), always(0.6, 0.4, 0)]
 TEST = methods.scheduled(after, 3, **GREEDY)
-FIRST = {DRAFT: [(0.9,), (0.5,), (0.5,), (0.5,)], ACCEPT: [(2 / 3,), (0.8,), (0.8,), (0.8,)]}
-BOTH = {DRAFT: [(0.9,), (0.5, 0.9), (0.5, 0.9)], ACCEPT: [(2 / 3,), (2 / 3, 0.8), (2 / 3, 0.8)]}
-MATE = cells(FIRST, range(4), range(4), row=1)
-
-
-def third_token(by_round):
-  cuts = cells(FIRST if by_round else BOTH, range(3), range(3)) | MATE
-  if by_round:
-    cuts |= cells(FIRST, [0, 1], [0, 1], start=1) | cells(FIRST, [0], [0], start=2)
-  return two_rows.distribution(TEST, ONE_PASS, cuts, by_round=by_round, most=8, measured=3).sum((0, 1))[0]
 
 
 @pytest.mark.long
-def test_rows_that_are_compared_beside_a_drafter_in_one_pass_need_numbers_by_round():
+def test_rows_that_are_compared_beside_a_drafter_in_one_pass_need_numbers_by_round(monkeypatch):
   made = TEST.of([model.network for model in ONE_PASS])
   assert made.by_round and not TEST.by_round  # a drafter whose tokens are the same in every round needs none
-  assert third_token(False) == pytest.approx(0.588975, abs=1e-6)
-  assert third_token(True) == pytest.approx(0.6, abs=1e-6)
+  assert off(TEST, ONE_PASS, Size(3, 8, tables=8), monkeypatch) < CLOSE
+  assert off(TEST, ONE_PASS, Size(3, 8, tables=8), monkeypatch, by_round=False) == pytest.approx(0.03, abs=1e-6)
 
 
 @pytest.mark.parametrize('ending', ['bonus', 'test'])

@@ -285,7 +285,7 @@ def test_a_curve_learns_from_tested_tokens_alone():
   x, tested = jnp.array([[1.0, 3.0, 9.0]]), jnp.array([[True, True, False]])
   carry = fit.init(1)
   np.testing.assert_allclose(fit.chance(carry, x), 0.5)
-  after = fit.update(carry, tested, jnp.array([[True, False, True]]), x)
+  after = fit.update(carry, tested, jnp.array([[True, False, True]]), 0 * x, x)  # of two signals the last
   np.testing.assert_allclose(after, [[0.5 * (0.5 / 2 - 0.5 / 10), 0.5 * (0.5 / 2 - 1.5 / 10)]], rtol=1e-6)
   rng = np.random.default_rng(0)
   rows, update = fit.init(64), jax.jit(predictors.Logistic(rate=0.05).update)
@@ -319,6 +319,15 @@ def test_a_predictor_in_the_loop_learns_and_a_stale_choice_is_a_round_old():
   assert run(noisy, coupled).tokens == run(methods.autoregressive(2), coupled).tokens
   with pytest.raises(ValueError, match=having('noisy_margin', "coupling='gumbel'", 'margin')):
     run(noisy, Sampler())
+
+
+@pytest.mark.full
+def test_what_a_companion_tells_is_learned_from():
+  method = functools.partial(methods.scheduled, predictors.companion, 3, budget=TopK(1))
+  run = lambda fit: decode(method(fit=fit), test_verification.TRIO, [[1, 2], [3]], max_new_tokens=12)
+  learned, fixed = (run(predictors.Logistic(-1.0, 1.0, rate=rate)) for rate in (0.9, 0))
+  assert learned.tokens == fixed.tokens  # of test after test: numbers by position
+  assert (learned.stats.verified_lengths != fixed.stats.verified_lengths).any()
 
 
 def test_verification_with_a_companion_is_an_instance():
