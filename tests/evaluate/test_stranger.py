@@ -96,6 +96,7 @@ LINES = {
 }
 
 
+DOORS = ''.join(f'A red door, number {i}.\n' for i in range(8))
 hub, prepared = papers.hub, papers.prepared  # fixtures
 
 
@@ -106,7 +107,7 @@ def house(monkeypatch, tmp_path, prepared, hub):
   for name, line in LINES.items():
     pathlib.Path(name).write_text(f'{json.dumps(line)}\n' * 8)
   for name in ('val.en', 'val.de'):
-    pathlib.Path(name).write_text(''.join(f'A red door, number {i}.\n' for i in range(8)))
+    pathlib.Path(name).write_text(DOORS)
   for name in ('small', 'large'):
     pathlib.Path(name).symlink_to(hub.made(SMALL if name == 'small' else LARGE))
   readme = (ROOT / 'README.md').read_text()
@@ -124,7 +125,7 @@ def house(monkeypatch, tmp_path, prepared, hub):
       (tmp_path / 'families' / family / f'{name}.jsonl').write_text(f'{json.dumps(EXAMPLES)}\n' * 8)
     for name in ('train', 'val', 'test_2016_flickr'):
       for side in ('en', 'de'):
-        (tmp_path / 'families' / family / f'{name}.{side}').write_text(''.join(f'A red door, number {i}.\n' for i in range(8)))
+        (tmp_path / 'families' / family / f'{name}.{side}').write_text(DOORS)
   monkeypatch.setenv('SPECCASCADE_FAMILIES', str(tmp_path / 'families'))
   return hub
 
@@ -167,7 +168,8 @@ def run(command: str, page: str, monkeypatch, **kept: int) -> int:
     module, words
   )
   if module == 'speccascade.calibrate':  # of the run of the command before it
-    run(next(command for command in FOUND.values() if f'--run_dir={words[0]}' in command), page, monkeypatch, most=9, examples=8)
+    before = next(command for command in FOUND.values() if f'--run_dir={words[0]}' in command)
+    run(before, page, monkeypatch, most=9, examples=8)
   name = f'{module}.__main__' if importlib.import_module(module).__file__.endswith('__init__.py') else module
   return importlib.import_module(name).main(words)
 
