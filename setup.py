@@ -19,7 +19,8 @@ BUCKETS = ['gcsfs>=2025.3', 'universal-pathlib>=0.3']
 
 def readme() -> str:
   """Return the README without links into a clone, which would lead nowhere on the page of an index."""
-  return re.sub(r'\[([^\]]+)\]\((?!https?:|#)[^)]+\)', r'\1', (ROOT / 'README.md').read_text(encoding='utf-8'))
+  text = re.sub(r'!\[[^\]]*\]\((?!https?:)[^)]+\)', '', (ROOT / 'README.md').read_text(encoding='utf-8'))
+  return re.sub(r'\[([^\]]+)\]\((?!https?:|#)[^)]+\)', r'\1', text)
 
 
 def version() -> str:

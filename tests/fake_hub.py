@@ -9,6 +9,7 @@ import json
 import pathlib
 import re
 import shutil
+import types
 
 import jax
 import tokenizers as hf_tokenizers
@@ -130,14 +131,18 @@ class Hub:
         shutil.copyfile(file, folder / file.name)
     return folder
 
-  def list_repo_files(self, hub_id: str, revision: str | None = None) -> list[str]:
-    """Stand in for the function of `huggingface_hub`, as those that follow."""
+  def names(self, hub_id: str) -> list[str]:
+    """Return the names of the files of a checkpoint."""
     folder = self.made(hub_id)
     return sorted(str(p.relative_to(folder)) for p in folder.rglob('*') if p.is_file())
 
+  def model_info(self, hub_id: str, revision: str | None = None):
+    """Stand in for the function of `huggingface_hub`, as those that follow."""
+    return types.SimpleNamespace(siblings=[types.SimpleNamespace(rfilename=name) for name in self.names(hub_id)])
+
   def snapshot_download(self, hub_id: str, revision: str | None = None, allow_patterns=()) -> str:
     folder, cache = self.made(hub_id), self.root / 'cache' / hub_id / 'snapshots' / '0123abc'
-    for name in self.list_repo_files(hub_id):
+    for name in self.names(hub_id):
       if any(fnmatch.fnmatch(name, pattern) for pattern in allow_patterns):
         self.fetched.setdefault(hub_id, []).append(name)
         (cache / name).parent.mkdir(parents=True, exist_ok=True)

@@ -193,15 +193,21 @@ def digest(path, revision: str | None = None, tokenizer: Any = None) -> str:
   folder, _ = _source(path, revision)
   form = kind(folder)
   folder = t5x.find(folder) if form == 't5x' else folder
-  patterns = {'hf': {*_HF_FILES, *hf.reader.patterns(folder)}, 'orbax': ['**/*']}
-  files_of_model = [p for pattern in patterns.get(form, ()) for p in folder.glob(pattern)]
-  files_of_model = t5x.model_files(folder) if form == 't5x' else files_of_model
+  of_form = {'hf': _files_of_hf, 't5x': t5x.model_files, 'orbax': lambda folder: folder.glob('**/*')}
+  files_of_model = of_form[form](folder)
   by_name = {os.path.relpath(p, folder): p for p in files_of_model if p.is_file()}
   tokenizer = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
   for file in map(Path, tokenizer.files() if isinstance(tokenizer, tokenizers.Tokenizer) else ()):
     inside = file.is_relative_to(folder)  # the folder of one elsewhere does not count
     by_name[os.path.relpath(file, folder) if inside else f'tokenizer/{file.name}'] = file
   return _digest_of_part(digests.of_files(by_name), part)
+
+
+def _files_of_hf(folder: Path) -> list[Path]:
+  """Return the files that describe a model and those of its weights that are read, whatever else is there."""
+  names = {f'{folder.name}/{file.name}': file for file in folder.iterdir() if file.is_file()}
+  described = [file for pattern in _HF_FILES for file in folder.glob(pattern) if not file.name.endswith('.index.json')]
+  return [*described, *(names[name] for name in hf.reader.choose([*names], lambda name: names[name].read_bytes()))]
 
 
 def kind(folder: Path) -> str:
@@ -248,6 +254,11 @@ def _source(path, revision: str | None = None) -> sources.Source:
   return found
 
 
+def folder_of(path, revision: str | None = None) -> Path:
+  """Return the folder of the source of a model, on this machine."""
+  return _source(sources.parse(path)[0], revision).path
+
+
 def _read_files(names: Sequence[str], read: Callable[[str], bytes]) -> list[str]:
   """Choose the files of a checkpoint that `load` reads, of weights in several formats those of one."""
   found = sources.described(names, _DESCRIPTIONS)
@@ -256,6 +267,8 @@ def _read_files(names: Sequence[str], read: Callable[[str], bytes]) -> list[str]
     return [*found, *weights]
   if any(name.endswith('.gguf') for name in inside):
     raise ValueError(f'{inside[0].partition("/")[0]} is no checkpoint: {files.GGUF}')
+  if len(inside) == len(names) and any(name.endswith('/config.json') for name in inside):
+    raise FileNotFoundError(f'{inside[0].partition("/")[0]} has no weights here')
   below = [name for name in names if '/' in name and not name.split('/')[1].startswith('state.')]
   return [*dict.fromkeys([*found, *(name for name in below if PurePosixPath(name).suffix not in files.OTHERS)])]
 

@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any
 
 from speccascade import checkpoints
-from speccascade.data import sources
+from speccascade.data import sources, tokenizers
 from speccascade.host.errors import first_line
 from speccascade.types import Model
 
@@ -39,10 +39,11 @@ class Checkpoint:
       raise ValueError(f'Checkpoint: path={self.path!r} is not a path; give the folder of a checkpoint.')
     sources.check(self.path)
 
-  @property
-  def tokenizer_source(self) -> str:
-    """The source of the tokenizer."""
-    return self.tokenizer or (self.path if self.revision is None else f'{self.path}@{self.revision}')
+  def find_tokenizer(self) -> Any:
+    """Return the tokenizer, without loading the model; None where the checkpoint has none."""
+    if self.tokenizer is not None:
+      return tokenizers.load(self.tokenizer)
+    return tokenizers.find(self.path, self.revision)
 
   def digest(self) -> str:
     """Return a digest of the files at the path."""

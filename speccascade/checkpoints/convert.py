@@ -1,13 +1,11 @@
 """Convert a checkpoint from any format that is read to one that is written, and verify it by reading it back."""
 
 import math
-import os
 from pathlib import Path
 import time
 
 from speccascade import checkpoints
 from speccascade.checkpoints import files, hf, orbax, t5x
-from speccascade.data import sources
 from speccascade.host import storage
 from speccascade.types import Model
 
@@ -53,7 +51,10 @@ def convert(
   dst = storage.local(dst).absolute()
   if form == 't5x' and t5x.find(dst) != dst:  # a folder of steps, where another is written next to them
     dst = dst / f'checkpoint_{1 if step is None else step}'
-  overwrite = _check_destination(src, dst, form, overwrite)
+  overwrite = _check_destination(dst, form, overwrite)
+  source = t5x.find(checkpoints.folder_of(src, revision))
+  if dst == source or dst in source.parents:
+    raise ValueError(f'{dst} is or contains the source {source}: choose another destination')
   start = time.perf_counter()
   model = checkpoints.read(src, dtype=dtype, activation=activation, revision=revision)
   read = time.perf_counter()
@@ -74,12 +75,8 @@ def convert(
   return folder
 
 
-def _check_destination(src, dst: Path, form: str, overwrite: bool) -> bool:
-  """Return whether `dst` may be replaced; raise where writing fails, or would replace the source or no checkpoint."""
-  source = Path(os.path.abspath(sources.parse(src)[0]))
-  source = t5x.find(source) if source.is_dir() else source
-  if source.exists() and (dst == source or dst in source.parents):
-    raise ValueError(f'{dst} is or contains the source {source}: choose another destination')
+def _check_destination(dst: Path, form: str, overwrite: bool) -> bool:
+  """Return whether `dst` may be replaced; raise where writing fails, or would replace no checkpoint."""
   storage.check_writable(dst)
   if not dst.exists():
     return overwrite

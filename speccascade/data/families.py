@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import functools
 import gzip
+import http.client
 import itertools
 import os
 from pathlib import Path
@@ -17,6 +18,7 @@ import subprocess
 import sys
 from typing import Any, NamedTuple
 import urllib.request
+import zlib
 
 from speccascade.data import sums
 from speccascade.host import storage
@@ -100,7 +102,7 @@ def is_member(given: Any) -> bool:
 
 def parse(text: str) -> tuple[str, str]:
   """Return the names of a family and of a member of it, '' for the family alone; raise ValueError for another."""
-  name, _, member = text.removeprefix(PREFIX).partition('/')
+  name, _, member = text.removeprefix(PREFIX).rstrip('/').partition('/')
   if name not in FAMILIES:
     raise ValueError(f'{text}: there is no family {name!r}{_like(name, FAMILIES)}')
   family = FAMILIES[name]
@@ -179,7 +181,7 @@ def _made(name: str, member: str) -> Path:
   print(f'fetching {pieces.address} ({family.licence}) to {path}', file=sys.stderr)
   try:
     data = pieces()
-  except (OSError, EOFError) as error:
+  except (OSError, EOFError, http.client.HTTPException, zlib.error) as error:
     raise RunError(
       f'{PREFIX}{name}/{member} could not be fetched ({first_line(error)}): copy {pieces.address} to {path}, or to '
       f'{name}/{file} in a folder that {FOLDER} names.'
@@ -202,13 +204,20 @@ class Training(NamedTuple):
 
 def training(text: str) -> Training:
   """Return how a family, or one of its models, is trained."""
+  if not is_member(text):
+    raise ValueError(f'{text} is no family: write {PREFIX}{text}')
   name, member = parse(text)
   family = FAMILIES[name]
   if member and member not in family.models:
     models = ', '.join(f'{PREFIX}{name}/{model}' for model in family.models)
     raise ValueError(f'{text} is no model: train {models}')
   out = folder(name)
-  vocabulary = f"VOCABULARY = '{out / family.vocabulary}'"
+  vocabulary = f'VOCABULARY = {str(out / family.vocabulary)!r}'
+  given = _given(name)
+  if given and any((given / name / model).exists() for model in family.models):
+    raise RunError(
+      f'{FOLDER}={given} has models of {PREFIX}{name}, with a vocabulary of their own: leave it unset to train others.'
+    )
   return Training(family.recipe, [vocabulary], out, [member] if member else [])
 
 

@@ -54,8 +54,7 @@ def folder(file: Path) -> Path:
         (part / name).parent.mkdir(parents=True, exist_ok=True)
         storage.write(part / name, content)
       (part / WEIGHTS).symlink_to(file)
-      if not made.exists():  # made by another process meanwhile
-        part.parent.rename(made.parent)
+      storage.rename_new(part.parent, made.parent)
   return made
 
 

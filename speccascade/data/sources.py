@@ -13,6 +13,7 @@ prediction; @frequent=FILE, with a head over the tokens of a file.
 
 from collections.abc import Iterable, Iterator, Sequence
 import contextlib
+import functools
 import os
 from pathlib import Path, PurePosixPath
 import re
@@ -25,6 +26,7 @@ from speccascade.host.errors import first_line
 MTP = 'mtp'
 FREQUENT = 'frequent='
 GGUF = '.gguf'
+STEP = 'checkpoint_'  # of T5X
 _PART = re.compile(rf'(.+)@(\d+|{MTP}|{FREQUENT}.+)')
 _HUB_ID = re.compile(r'([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?')
 _HUB_FILE = re.compile(rf'([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/(.+\{GGUF})')
@@ -84,7 +86,7 @@ def find(
     return Source(_from_hub(match[1], revision or match[2], choose), match[1].partition('/')[2])
   if of_hub and (match := _HUB_FILE.fullmatch(text)):
     return _of_gguf(_file_of_hub(match[1], match[2], revision))
-  if revision is not None and (local.exists() or not of_hub):
+  if revision is not None:
     raise ValueError(f'{text} is no hub model, and revision={revision!r} is one of a hub model: leave it out')
   if families.is_member(text):
     return Source(families.find(text), text.rpartition('/')[2])
@@ -113,34 +115,56 @@ def _from_hub(hub_id: str, revision: str | None, choose: storage.Choose) -> Path
   """Return the local copy of a model of the hub, fetching what it lacks."""
   import huggingface_hub  # lazily: only hub ids need it
 
-  _, _, name = hub_id.partition('/')
+  name = hub_id.partition('/')[2]
   try:
-    listed = [f'{name}/{file}' for file in huggingface_hub.list_repo_files(hub_id, revision=revision)]
-  except Exception:  # there may be a copy on this machine
-    listed = []
+    listed = [f'{name}/{file}' for file in _listed(hub_id, revision)]
+  except Exception as error:  # there may be a copy on this machine
+    return _copy_of_hub(hub_id, revision, choose, error)
 
   def read(file: str) -> bytes:
     return _file_of_hub(hub_id, file.partition('/')[2], revision).read_bytes()
 
-  chosen = [file.partition('/')[2] for file in choose(listed, read)] if listed else ['config.json']
+  chosen = [file.partition('/')[2] for file in choose(listed, read)]
   with _reached(hub_id, revision):
     return Path(huggingface_hub.snapshot_download(hub_id, revision=revision, allow_patterns=chosen))
 
 
+@functools.lru_cache
+def _listed(hub_id: str, revision: str | None) -> tuple[str, ...]:
+  """Return the names of the files of a model of the hub, asked for once in a process."""
+  import huggingface_hub
+
+  return tuple(file.rfilename for file in huggingface_hub.model_info(hub_id, revision=revision).siblings)
+
+
+def _copy_of_hub(hub_id: str, revision: str | None, choose: storage.Choose, reason: Exception) -> Path:
+  """Return what this machine has of a model of the hub, where that cannot be asked."""
+  import huggingface_hub
+
+  settings = dict(allow_patterns=['config.json'], local_files_only=True)
+  with _reached(hub_id, revision, reason):
+    folder = Path(huggingface_hub.snapshot_download(hub_id, revision=revision, **settings))
+    names = [f'{folder.name}/{file.relative_to(folder)}' for file in folder.rglob('*') if file.is_file()]
+    choose(names, lambda name: (folder.parent / name).read_bytes())  # raises where it lacks what is read
+  return folder
+
+
 @contextlib.contextmanager
-def _reached(hub_id: str, revision: str | None) -> Iterator[None]:
+def _reached(hub_id: str, revision: str | None, reason: Exception | None = None) -> Iterator[None]:
   """Turn an error of the hub's client into one sentence."""
   try:
     yield
   except Exception as error:  # the client lets its HTTP library's errors through, whichever library that is
     at, option = ('', '') if revision is None else (f' at revision {revision!r}', f' --revision {revision}')
+    why = first_line(reason or error)[:200]
     raise FileNotFoundError(
-      f'{hub_id} is no folder here and could not be fetched{at} ({first_line(error)[:200]}): download it by hand (hf '
-      f'download {hub_id}{option} --local-dir FOLDER, where there is a network) and pass the folder'
+      f'{hub_id} is no folder here and could not be fetched{at} ({why}): download it by hand (hf download '
+      f'{hub_id}{option} --local-dir FOLDER, where there is a network) and pass the folder'
     ) from None
 
 
 def described(names: Iterable[str], suffixes: Iterable[str]) -> list[str]:
-  """Return the names of the files beside weights that describe a model, in its folder and in the one above it."""
+  """Return the names of the files beside weights that describe a model, in its folder, in its steps and above it."""
   kept = {*suffixes}
-  return [n for n in names if PurePosixPath(n).suffix in kept and not n.endswith('.index.json') and n.count('/') < 2]
+  near = (n for n in names if n.count('/') < 2 or (n.count('/') == 2 and n.split('/')[1].startswith(STEP)))
+  return [n for n in near if PurePosixPath(n).suffix in kept and not n.endswith('.index.json')]

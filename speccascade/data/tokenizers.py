@@ -113,23 +113,32 @@ class Tokenizer:
     return [str(file.parent / name) for name in dict.fromkeys(names) if (file.parent / name).is_file()]
 
 
-def find(path: str | os.PathLike) -> Tokenizer | None:
+def find(path: str | os.PathLike, revision: str | None = None) -> Tokenizer | None:
   """Return the tokenizer of a source.
 
   Args:
     path: A tokenizer file, or the source of a model, as `load` takes it, of which no weights are fetched; the folder
       above it is searched too, where models share a tokenizer.
+    revision: Branch, tag or commit of a model of the hub.
 
   Returns:
     The tokenizer, or None if there is none.
   """
   source, _ = sources.parse(path)
-  path = sources.find(source, lambda names, _: sources.described(names, SUFFIXES), ['hf_tokenizer']).path
+  chosen = lambda names, _: sources.described(names, SUFFIXES)  # noqa: E731
+  path = sources.find(source, chosen, ['hf_tokenizer'], revision=revision).path
   if path.is_file():
     return Tokenizer(str(path))
-  candidates = (file for folder in (path, path.parent, path.parent / 'hf_tokenizer') for file in _candidates(folder))
+  folders = path, *_latest_step(path), path / 'hf_tokenizer', path.parent, path.parent / 'hf_tokenizer'
+  candidates = (file for folder in folders for file in _candidates(folder))
   file = next(candidates, None)
   return file and Tokenizer(str(file))
+
+
+def _latest_step(folder: pathlib.Path) -> list[pathlib.Path]:
+  """Return the latest step of T5X in a folder of steps."""
+  steps = {p.name.removeprefix(sources.STEP): p for p in folder.glob(f'{sources.STEP}*')}
+  return [steps[max((s for s in steps if s.isdecimal()), key=int)]] if any(map(str.isdecimal, steps)) else []
 
 
 def _candidates(folder: pathlib.Path) -> Iterator[pathlib.Path]:

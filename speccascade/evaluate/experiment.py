@@ -112,7 +112,7 @@ class Experiment:
     last = None if callable(self.models) or not self.models else self.models[-1]
     tokenizer = last.tokenizer if isinstance(last, Model) else None
     if isinstance(last, Checkpoint):
-      tokenizer = last.tokenizer_source
+      tokenizer = last.find_tokenizer()
     try:
       return tasks.find(self.task, tokenizer)
     except ValueError as error:

@@ -4,7 +4,7 @@
 "problems(path='problems.jsonl')"            a file
 'my_task:capitals(count=2)'                  one of yours, a function that returns a task
 
-The tokenizer that shortens prompts is that of the experiment's last model.
+The tokenizer that shortens prompts is that of the experiment's last model, where that is a checkpoint or a model.
 """
 
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def find(text: str, tokenizer: Any = None) -> Task:
 
   Args:
     text: The text.
-    tokenizer: The models' tokenizer, or its source, for tasks that shorten prompts and are given none.
+    tokenizer: The models' tokenizer, for tasks that shorten prompts and are given none.
 
   Raises:
     ValueError: The text names none, or what it names does not take its arguments.
@@ -71,6 +71,8 @@ def find(text: str, tokenizer: Any = None) -> Task:
   if named.short:
     raise ValueError(f'{text!r}: a task takes its arguments by name, as in {named.name}(count=100)')
   given = plugins.bound(names.inside(named.value)) | named.arguments
+  if named.name in BENCHMARKS:
+    given['name'] = named.name
   takes = inspect.signature(named.value).parameters
   registered = named.value is tasks.seqio_task and given.get('name') not in BENCHMARKS  # with its own vocabularies
   if tokenizer is not None and 'tokenizer' in takes and not registered:

@@ -327,14 +327,23 @@ def local_copy(path, choose: Choose = everything, siblings: Sequence[str] = ()) 
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch, client_errors():
       made = Path(scratch) / 'copy'
+      made.mkdir()
       progress = Progress(f'fetching {path.parent}', len(listed), unit='files')
       for name in listed:
         (made / name).parent.mkdir(parents=True, exist_ok=True)
         path.fs.get_file((path.parent / name).path, str(made / name))
         progress.add(1, name)
-      if not copy.exists():  # made by another process meanwhile
-        made.rename(copy)
+      rename_new(made, copy)
   return copy / path.name
+
+
+def rename_new(made: Path, name: Path):
+  """Give a folder its name, unless another process has made it meanwhile."""
+  try:
+    made.rename(name)
+  except OSError:
+    if not name.is_dir():
+      raise
 
 
 @client_errors()

@@ -237,7 +237,7 @@ class SpecCascade(TemplateLM):
 def _parse(models: str | Sequence[str] | None, settings: dict[str, Any], made: bool):
   """Return the settings as options of `speccascade.decode`, without those of what is loaded or made already."""
   parser = _parser(models is not None, not made)
-  paths = re.split(r':(?!//)', models) if isinstance(models, str) else models
+  paths = re.split(r'(?<!\bfamily):(?!//)', models) if isinstance(models, str) else models
 
   def text(value):
     return ','.join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.train', __doc__)
   known = ', '.join(f'{families.PREFIX}{name}' for name in families.FAMILIES)
-  parser.add_argument('family', nargs='?', help=f'a family or a model of one, in the place of --gin_file: {known}')
+  parser.add_argument('family', nargs='?', help=f'a family or a model of one, which has a gin file: {known}')
   commands.add_gin(parser, 'It binds train.jobs', 'train.Settings.steps = 1000')
   parser.add_argument('--out', help='the folder of the run, with a folder for each job')
   parser.add_argument(
@@ -56,6 +56,8 @@ def _run(args: argparse.Namespace):
 
 def _take_recipe(args: argparse.Namespace):
   """Set gin file, bindings, jobs and folder to those of a family."""
+  if not args.out and not args.compile and (args.gin_file or args.gin_bindings):
+    raise ValueError(f'{args.family} with settings of your own would take the place of the family: give --out')
   recipe = families.training(args.family)
   args.gin_file = [recipe.gin_file, *args.gin_file]
   args.gin_bindings = [*recipe.bindings, *args.gin_bindings]

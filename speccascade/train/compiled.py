@@ -138,5 +138,8 @@ def _shapes_of(job: Job, given: str | Checkpoint | None, jobs: Sequence[Job]) ->
   name = given if isinstance(given, str) else given.path
   network = next((x.network for x in jobs if x.name == name), None)
   if network is None:
-    network = network_of(aot.config_in(name), dtype='float32')
+    try:
+      network = network_of(aot.config_in(name), dtype='float32')
+    except (ValueError, OSError) as error:
+      raise ValueError(f'job {job.name}: --compile needs the network of {name}: {error}') from error
   return Model(network.param_shapes(), network, name=name)

@@ -171,16 +171,21 @@ def hub(monkeypatch, tmp_path):
   import huggingface_hub
 
   monkeypatch.chdir(tmp_path)
-  repositories, fetched = {}, []
+  repositories, fetched, asked = {}, [], []
 
   def listed(hub_id, revision=None):
     folder = repositories[hub_id, revision]
+    asked.append(hub_id)
     return sorted(str(p.relative_to(folder)) for p in folder.rglob('*') if p.is_file())
 
-  def snapshot(hub_id, revision=None, allow_patterns=()):
+  def info(hub_id, revision=None):
+    names = listed(hub_id, revision)
+    return types.SimpleNamespace(siblings=[types.SimpleNamespace(rfilename=name) for name in names])
+
+  def snapshot(hub_id, revision=None, allow_patterns=(), local_files_only=False):
     folder, cache = repositories[hub_id, revision], tmp_path / 'cache' / hub_id / 'snapshots' / f'0123abc{revision}'
     for name in listed(hub_id, revision):
-      if any(fnmatch.fnmatch(name, pattern) for pattern in allow_patterns):
+      if not local_files_only and any(fnmatch.fnmatch(name, pattern) for pattern in allow_patterns):
         fetched.append(name)
         (cache / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / name, cache / name)
@@ -189,7 +194,8 @@ def hub(monkeypatch, tmp_path):
   def file(hub_id, name, revision=None):
     return str(repositories[hub_id, revision] / name)
 
-  monkeypatch.setattr(huggingface_hub, 'list_repo_files', listed)
+  sources._listed.cache_clear()
+  monkeypatch.setattr(huggingface_hub, 'model_info', info)
   monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot)
   monkeypatch.setattr(huggingface_hub, 'hf_hub_download', file)
   return types.SimpleNamespace(repositories=repositories, fetched=fetched)
@@ -257,7 +263,8 @@ def test_what_the_hub_lacks_or_this_machine_cannot_reach_is_explained(hub, monke
   def unreachable(*_, **__):
     raise OSError('Name or service not known\nand forty more lines')
 
-  monkeypatch.setattr(huggingface_hub, 'list_repo_files', unreachable)
+  sources._listed.cache_clear()
+  monkeypatch.setattr(huggingface_hub, 'model_info', unreachable)
   monkeypatch.setattr(huggingface_hub, 'snapshot_download', unreachable)
   message = _error('org/name', FileNotFoundError)
   assert says(message, 'org/name', '(Name or service not known)')
@@ -265,6 +272,42 @@ def test_what_the_hub_lacks_or_this_machine_cannot_reach_is_explained(hub, monke
   for text, settings in (('org/name', dict(revision='v9')), ('org/name@v9', {})):
     with pytest.raises(FileNotFoundError, match=having("'v9'", 'hf download org/name --revision v9 --local-dir')):
       checkpoints.load(text, **settings)
+
+
+def test_without_a_network_a_model_that_was_fetched_is_read_and_half_a_model_is_explained(folders, hub, monkeypatch):
+  import huggingface_hub
+
+  hub.repositories['org/name', None] = folders['hf']
+  expected = checkpoints.read('org/name').digest
+
+  def unreachable(*_, **__):
+    raise OSError('Name or service not known')
+
+  sources._listed.cache_clear()
+  monkeypatch.setattr(huggingface_hub, 'model_info', unreachable)
+  assert checkpoints.read('org/name').digest == expected
+  cache = pathlib.Path(huggingface_hub.snapshot_download('org/name', local_files_only=True))
+  (cache / 'model.safetensors').unlink()
+  with pytest.raises(FileNotFoundError, match=having('org/name', 'Name or service not known', 'hf download org/name')):
+    checkpoints.read('org/name')
+
+
+def test_a_digest_is_of_what_is_read(folders, tmp_path):
+  digest = checkpoints.digest(folders['hf'])
+  for name in ('pytorch_model.bin.index.json', 'consolidated.safetensors'):
+    (folders['hf'] / name).write_text('{}')
+  assert checkpoints.digest(folders['hf']) == digest
+
+
+def test_the_tokenizer_of_steps_is_that_of_the_latest(tmp_path, model):
+  path = tmp_path / 'm'
+  for step, name in ((9, 'old'), (10, 'new')):
+    (path / f'checkpoint_{step}').mkdir(parents=True)
+    (path / f'checkpoint_{step}' / 'tokenizer.json').write_text(name)
+  assert pathlib.Path(tokenizers.find(path).path).parent.name == 'checkpoint_10'
+  for given in ('smollm2', 'family:sums/draft', tmp_path / 'none'):
+    with pytest.raises(ValueError, match=having('no hub model', "revision='v9'")):
+      checkpoints.load(given, revision='v9')
 
 
 def test_a_digest_tells_weights_apart(folders, model, tmp_path):

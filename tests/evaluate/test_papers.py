@@ -179,7 +179,8 @@ def prepared(monkeypatch, tmp_path, hub):
   """Stand in for prepared data sets, each as long as its split, for the hub, and for a folder with local files."""
   import huggingface_hub
 
-  for name in ('list_repo_files', 'snapshot_download', 'hf_hub_download'):
+  sources._listed.cache_clear()
+  for name in ('model_info', 'snapshot_download', 'hf_hub_download'):
     monkeypatch.setattr(huggingface_hub, name, getattr(hub, name))
   data_sets = types.ModuleType('tensorflow_datasets')
   data_sets.as_numpy = lambda data: data

@@ -1,5 +1,6 @@
 """The gin files that train families of models from public data: their sizes, their vocabularies, a stop on the way."""
 
+import dataclasses
 import pathlib
 
 import jax
@@ -124,11 +125,19 @@ def test_a_family_is_trained_to_where_it_is_looked_for(monkeypatch, tmp_path, ca
   monkeypatch.delenv(families.FOLDER, raising=False)
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
   of_data, small, _ = FAMILIES['sums_trio']
-  given = [f'--gin.{b}' for b in (*small, 'train.Settings.batch_size=4')]
-  assert __main__.main(['family:sums/draft', *given]) == 0
+  recipe = tmp_path / 'small.gin'
+  recipe.write_text("include 'train/sums_trio.gin'\n" + '\n'.join([*small, 'train.Settings.batch_size=4']))
+  monkeypatch.setitem(families.FAMILIES, 'sums', dataclasses.replace(families.FAMILIES['sums'], recipe=str(recipe)))
+  assert __main__.main(['family:sums/draft', '--gin.train.Settings.batch_size=2']) == 1
+  assert 'give --out' in capsys.readouterr().err
+  assert __main__.main(['family:sums/draft']) == 0
   model = speccascade.load('family:sums/draft')
   assert model.name == 'draft' and model.tokenizer.decode(model.tokenizer.encode('a 12')).strip() == 'a 12'
   assert not (families.folder('sums') / 'companion').exists()
   errors = {'family:sums/test.jsonl': 'is no model: train family:sums/draft', 'family:sum': 'did you mean sums?'}
   for text, said in errors.items():
     assert __main__.main([text]) == 1 and said in capsys.readouterr().err
+  mine = tmp_path / 'mine' / 'sums' / 'draft'
+  mine.mkdir(parents=True)
+  monkeypatch.setenv(families.FOLDER, str(tmp_path / 'mine'))
+  assert __main__.main(['family:sums/target']) == 1 and 'vocabulary of their own' in capsys.readouterr().err

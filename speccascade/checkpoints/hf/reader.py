@@ -18,7 +18,6 @@ from speccascade.data.gguf import WEIGHTS
 from speccascade.models.t5 import T5
 from speccascade.types import Network, Params
 
-TORCH = 'pytorch_model*.bin', 'medusa_lm_head.pt'  # patterns of the files of PyTorch that are read
 _READERS = {  # by the name of a single file; the first that is there is read
   'model.safetensors': stored.of_safetensors,
   'pytorch_model.bin': stored.of_torch,
@@ -159,14 +158,6 @@ def _shards_of(index: str, names: Sequence[str], read: Callable[[str], bytes]) -
   except (ValueError, KeyError, AttributeError, TypeError):
     return []
   return [name for name in names if name.partition('/')[2] in files]
-
-
-def patterns(folder: Path) -> Sequence[str]:
-  """Return the patterns of the files from which the weights of a folder are read."""
-  file, of_file = find(folder) or (None, None)
-  if of_file is gguf.tensors:
-    return [file.name]
-  return TORCH if of_file is stored.of_torch else ['*.safetensors']
 
 
 def _stored(folder: Path) -> dict[str, Tensor]:
