@@ -109,14 +109,17 @@ class Experiment:
   def _made_task(self) -> Any:
     if not isinstance(self.task, str):
       return self.task() if callable(self.task) else self.task
-    last = None if callable(self.models) or not self.models else self.models[-1]
-    tokenizer = last.tokenizer if isinstance(last, Model) else None
-    if isinstance(last, Checkpoint):
-      tokenizer = last.find_tokenizer()
     try:
-      return tasks.find(self.task, tokenizer)
+      return tasks.find(self.task, self._find_tokenizer)
     except ValueError as error:
       raise ValueError(f'{self.name}: {error}') from error
+
+  def _find_tokenizer(self) -> Any:
+    """Return the tokenizer of the last model, None where it has none, or where models are made by a function."""
+    last = None if callable(self.models) or not self.models else self.models[-1]
+    if isinstance(last, Checkpoint):
+      return last.find_tokenizer()
+    return last.tokenizer if isinstance(last, Model) else None
 
   def _listed_models(self) -> tuple:
     if not isinstance(self.models, Sequence) or isinstance(self.models, str):

@@ -55,12 +55,12 @@ def known() -> dict[str, Callable[..., Task]]:
   }
 
 
-def find(text: str, tokenizer: Any = None) -> Task:
+def find(text: str, find_tokenizer: Callable[[], Any] = lambda: None) -> Task:
   """Return the task that a text names, with what a config binds on its function.
 
   Args:
     text: The text.
-    tokenizer: The models' tokenizer, for tasks that shorten prompts and are given none.
+    find_tokenizer: Returns the models' tokenizer, for tasks that shorten prompts and are given none.
 
   Raises:
     ValueError: The text names none, or what it names does not take its arguments.
@@ -75,7 +75,7 @@ def find(text: str, tokenizer: Any = None) -> Task:
     given['name'] = named.name
   takes = inspect.signature(named.value).parameters
   registered = named.value is tasks.seqio_task and given.get('name') not in BENCHMARKS  # with its own vocabularies
-  if tokenizer is not None and 'tokenizer' in takes and not registered:
-    given.setdefault('tokenizer', tokenizer)
+  if 'tokenizer' in takes and 'tokenizer' not in given and not registered:
+    given['tokenizer'] = find_tokenizer()
   with names.explained(named):
     return named.value(**given)
