@@ -71,7 +71,7 @@ def looked_up(model):
 def test_the_name_is_a_model_and_a_tokenizer(model, prompts):
   assert tokenizers.load('smollm2') == model.tokenizer
   assert [model.tokenizer.chat(chat) for chat in CHATS] == prompts
-  assert model.network.eos_ids[0] == 2 and model.name == 'SmolLM2-135M-Instruct.Q4_1'
+  assert model.network.eos_ids[0] == 2 and model.name == 'smollm2'
 
 
 def test_greedy_tokens_are_those_of_transformers(model, prompts, looked_up):
