@@ -55,7 +55,7 @@ setuptools.setup(
     'speccascade.evaluate.report': ['report.*'],
   },
   install_requires=[
-    'flax>=0.12.3,<0.13',
+    'flax>=0.12.8,<0.13',
     'gin-config==0.5.0',
     'huggingface_hub>=1.0',
     'jax>=0.10,<0.13',
