@@ -50,8 +50,7 @@ def load(
       (smollm2), address in a bucket, as gs://…, of which a copy is cached on this machine, or member of a family, as
       family:sums/draft. With @4 at its end it is the first four layers of that model; `load_all` lets them share the
       arrays of the complete model. With @mtp it is the model's layer of multi-token prediction, a head; with
-      @frequent=FILE it scores only the tokens that occur in a text file
-      (`drafters.frequent`).
+      @frequent=FILE it scores only the tokens that occur in a text file (`drafters.frequent`).
     dtype: Float32, bfloat16 or float16. None is as stored, but float32 on a CPU, which computes many times slower with
       shorter numbers. Int8 is that of the weights alone, with a scale for each output; activations are as with None.
     scan: Stack the layers, so that one layer is compiled for all.

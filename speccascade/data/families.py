@@ -7,7 +7,6 @@ by the recipe of the family, `python -m speccascade.train family:NAME/MEMBER`, o
 
 from collections.abc import Callable, Iterable, Mapping
 import dataclasses
-import difflib
 import functools
 import gzip
 import http.client
@@ -21,7 +20,7 @@ import urllib.request
 import zlib
 
 from speccascade.data import sums
-from speccascade.host import storage
+from speccascade.host import names, storage
 from speccascade.host.errors import first_line, RunError
 
 FOLDER = 'SPECCASCADE_FAMILIES'
@@ -113,8 +112,7 @@ def parse(text: str) -> tuple[str, str]:
 
 
 def _like(name: str, known: Iterable[str]) -> str:
-  close = difflib.get_close_matches(name, known, 1)
-  return f'; did you mean {close[0]}?' if close else f'; it is one of {", ".join(known)}'
+  return names.meant(name, known) or f'; it is one of {", ".join(known)}'
 
 
 def _plain(name: str) -> str:

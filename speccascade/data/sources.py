@@ -26,7 +26,7 @@ from speccascade.host.errors import first_line
 MTP = 'mtp'
 FREQUENT = 'frequent='
 GGUF = '.gguf'
-STEP = 'checkpoint_'  # of T5X
+STEP = re.compile(r'checkpoint_(\d+)')  # a folder of T5X
 _PART = re.compile(rf'(.+)@(\d+|{MTP}|{FREQUENT}.+)')
 _HUB_ID = re.compile(r'([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?')
 _HUB_FILE = re.compile(rf'([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/(.+\{GGUF})')
@@ -163,8 +163,14 @@ def _reached(hub_id: str, revision: str | None, reason: Exception | None = None)
     ) from None
 
 
+def steps_in(folder: Path) -> list[int]:
+  """Return the steps of T5X in a folder, of this machine or of a bucket, that are finished."""
+  matches = (STEP.fullmatch(file.name) for file in folder.iterdir()) if folder.is_dir() else ()
+  return [int(match[1]) for match in matches if match]
+
+
 def described(names: Iterable[str], suffixes: Iterable[str]) -> list[str]:
   """Return the names of the files beside weights that describe a model, in its folder, in its steps and above it."""
   kept = {*suffixes}
-  near = (n for n in names if n.count('/') < 2 or (n.count('/') == 2 and n.split('/')[1].startswith(STEP)))
+  near = (n for n in names if n.count('/') < 2 or (n.count('/') == 2 and STEP.fullmatch(n.split('/')[1])))
   return [n for n in near if PurePosixPath(n).suffix in kept and not n.endswith('.index.json')]

@@ -129,16 +129,11 @@ def find(path: str | os.PathLike, revision: str | None = None) -> Tokenizer | No
   path = sources.find(source, chosen, ['hf_tokenizer'], revision=revision).path
   if path.is_file():
     return Tokenizer(str(path))
-  folders = path, *_latest_step(path), path / 'hf_tokenizer', path.parent, path.parent / 'hf_tokenizer'
+  latest = [path / f'checkpoint_{max(steps)}'] if (steps := sources.steps_in(path)) else []  # of T5X
+  folders = path, *latest, path / 'hf_tokenizer', path.parent, path.parent / 'hf_tokenizer'
   candidates = (file for folder in folders for file in _candidates(folder))
   file = next(candidates, None)
   return file and Tokenizer(str(file))
-
-
-def _latest_step(folder: pathlib.Path) -> list[pathlib.Path]:
-  """Return the latest step of T5X in a folder of steps."""
-  steps = {p.name.removeprefix(sources.STEP): p for p in folder.glob(f'{sources.STEP}*')}
-  return [steps[max((s for s in steps if s.isdecimal()), key=int)]] if any(map(str.isdecimal, steps)) else []
 
 
 def _candidates(folder: pathlib.Path) -> Iterator[pathlib.Path]:

@@ -7,7 +7,6 @@ at which the array was once written, perhaps on another file system: only its la
 
 import mmap
 from pathlib import Path, PurePosixPath
-import re
 from typing import Any
 
 from flax import serialization
@@ -19,19 +18,18 @@ from speccascade.checkpoints.files import AGAIN
 from speccascade.checkpoints.hf.checks import errors_of
 from speccascade.checkpoints.hf.family import network_from_config
 from speccascade.checkpoints.t5x import axes, config
+from speccascade.data.sources import STEP, steps_in
 from speccascade.types import Network, Params
-
-STEP = re.compile(r'checkpoint_(\d+)')
 
 
 def is_checkpoint(path: Path) -> bool:
   """Tell whether a folder looks like a T5X checkpoint, or has some in it."""
-  return bool(STEP.fullmatch(path.name) or _steps(path) or _content(path))
+  return bool(STEP.fullmatch(path.name) or steps_in(path) or _content(path))
 
 
 def find(path: Path) -> Path:
   """Return a checkpoint's folder: the path itself, or the latest step in it."""
-  steps = _steps(path)
+  steps = steps_in(path)
   if _content(path) or not steps:
     return path
   return path / f'checkpoint_{max(steps)}'
@@ -78,12 +76,6 @@ def read(
   entries = assemble.plan_by_own_names(network, tensors)
   assemble.check(entries, tensors, network, folder)
   return network, assemble.read(network, entries, tensors, dtype=dtype, mesh=mesh, rules=rules)
-
-
-def _steps(path: Path) -> list[int]:
-  """Return the steps of the finished checkpoints in a folder."""
-  matches = (STEP.fullmatch(p.name) for p in path.iterdir()) if path.is_dir() else ()
-  return [int(match[1]) for match in matches if match]
 
 
 def _content(path: Path) -> Path | None:

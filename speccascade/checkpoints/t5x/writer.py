@@ -12,7 +12,7 @@ from speccascade.checkpoints import files, stored
 from speccascade.checkpoints.hf.writer import write_config
 from speccascade.checkpoints.t5x import axes
 from speccascade.checkpoints.t5x.config import other_kind
-from speccascade.checkpoints.t5x.reader import STEP
+from speccascade.data.sources import STEP
 from speccascade.models.layers import unstack_layers
 from speccascade.types import Model, Params
 
