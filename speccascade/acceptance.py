@@ -45,7 +45,7 @@ class Verdict(NamedTuple):
   token: Array | None = None  # [B] the token after the accepted ones, where the acceptor has drawn it
 
 
-class Declaration(NamedTuple):
+class AcceptorFacts(NamedTuple):
   """What is said of an acceptor by its decorator.
 
   Attributes:
@@ -63,13 +63,13 @@ class Declaration(NamedTuple):
 
 
 def acceptor(**facts) -> Callable:
-  """Declare an acceptor: a decorator that takes fields of `Declaration`."""
-  return declared(Declaration(**facts))
+  """Declare an acceptor: a decorator that takes fields of `AcceptorFacts`."""
+  return declared(AcceptorFacts(**facts))
 
 
-def declaration(accept: Callable) -> Declaration:
+def declaration(accept: Callable) -> AcceptorFacts:
   """Return what an acceptor declares; a function without a decorator may read all and look ahead."""
-  return getattr(rules.inside(accept), 'declaration', Declaration())
+  return getattr(rules.inside(accept), 'declaration', AcceptorFacts())
 
 
 def leading(ok: Array) -> Array:
@@ -131,9 +131,9 @@ class Threshold:
   drafter: int = static(default=0)
 
   @property
-  def declaration(self) -> Declaration:
+  def declaration(self) -> AcceptorFacts:
     """It reads the drafter, too, and replaces what it rejects by the verifier's."""
-    return Declaration((self.drafter,), told=Told.NOTHING, exact=False)
+    return AcceptorFacts((self.drafter,), told=Told.NOTHING, exact=False)
 
   def __post_init__(self):
     object.__setattr__(self, 'limit', sampling.traced(self.limit))
@@ -167,9 +167,9 @@ class FLy:
   window: int = static(default=6)
 
   @property
-  def declaration(self) -> Declaration:
+  def declaration(self) -> AcceptorFacts:
     """It reads tokens that it then drops."""
-    return Declaration((), told=Told.LATER, exact=False)
+    return AcceptorFacts((), told=Told.LATER, exact=False)
 
   def __post_init__(self):
     object.__setattr__(self, 'limit', sampling.traced(self.limit))

@@ -92,7 +92,7 @@ def targets() -> Mapping[str, Any]:
   tables = [np.asarray(m.params['table'], float) for m in (world(2).small, world(2).large)]
   logits = list(zip(*tables))
   found = {}
-  for name, thing in {**rules.known(), **{rules.name_of(x): x for x in _declared(rules.base.Declaration)}}.items():
+  for name, thing in {**rules.known(), **{rules.name_of(x): x for x in _declared(rules.base.CombinerFacts)}}.items():
     if name in reference.RULES:
       found[name] = reference.bound(name, reference.telling(name, logits))
     else:
@@ -114,7 +114,7 @@ def _numbers(thing) -> dict[str, Any]:
 @functools.cache
 def acceptors() -> Mapping[str, Any]:
   """Return acceptors, with the numbers of their docstrings."""
-  own = {rules.name_of(x): x for x in _declared(acceptance.Declaration)}
+  own = {rules.name_of(x): x for x in _declared(acceptance.AcceptorFacts)}
   return {name: _made(x, 'acceptance') for name, x in (acceptance.known() | own).items()}
 
 
@@ -131,7 +131,7 @@ def policies() -> Mapping[str, Any]:
 
 @functools.cache
 def signals() -> Mapping[str, Any]:
-  return predictors.known() | {x.__name__: x for x in _declared(predictors.Declaration)}
+  return predictors.known() | {x.__name__: x for x in _declared(predictors.SignalFacts)}
 
 
 @functools.cache

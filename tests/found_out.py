@@ -21,7 +21,7 @@ import numpy as np
 from speccascade import acceptance, backends, decode, methods, Request, rules, Sampler, stopping
 from speccascade.drafters import hidden, ngram
 from speccascade.engine import feeding, inputs, law, loop, requests, validate
-from speccascade.engine.job import Job
+from speccascade.engine.job import DecodeJob
 from speccascade.engine.lowering import lower
 from speccascade.engine.method import Strategy
 from speccascade.engine.phases import Score, Verify
@@ -72,7 +72,7 @@ def verdict(case: Case, batch: int | None = None) -> Verdict:
   ]
   asked = [dataclasses.replace(r, seed=SEED, example_id=0 if case.equal else i) for i, r in enumerate(case.requests)]
   try:
-    job = Job.of(
+    job = DecodeJob.of(
       case.method,
       models,
       asked,
@@ -131,7 +131,7 @@ def _rows(case: Case, models: Sequence[Model]):
 def _runner(case: Case, size: Size):
   """Return a function of tables of numbers to the first tokens of row 0, the shape of a table, whether it prunes."""
   models = hidden.attached(case.models, case.method.slots[-1])
-  made = case.method.at(len(case.requests)).of([m.network for m in models])
+  made = case.method.at(len(case.requests)).for_networks([m.network for m in models])
   lowered = lower(made)
   slots = [models[m] for m in made.slots]
   rows = _rows(case, models)

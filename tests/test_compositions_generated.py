@@ -100,7 +100,7 @@ def nosy(patch):
 
 
 def everything(patch):
-  patch.setattr(acceptance.everything, 'declaration', acceptance.Declaration((), Told.NOTHING, True))
+  patch.setattr(acceptance.everything, 'declaration', acceptance.AcceptorFacts((), Told.NOTHING, True))
 
 
 OWN = dict(sampler='T=1', request='plain', text='decoder', seeds='own', rows='2')

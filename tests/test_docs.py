@@ -27,7 +27,7 @@ from speccascade import decode, embedded, methods, Request, run, Sampler
 import speccascade.__main__
 from speccascade.data import harness
 from speccascade.data.seqio import tasks
-from speccascade.engine.job import Job
+from speccascade.engine.job import DecodeJob
 from speccascade.engine.method import Strategy
 from speccascade.evaluate import config, texts
 from speccascade.models import toy
@@ -76,7 +76,7 @@ def spelling_pair():
 def checked(method, models, prompts, **call):
   """Check a call as `decode` does, and decode with one method and pair, so that pages share a program."""
   job = inspect.signature(decode).bind(method, models, prompts, **call)
-  Job.of(method, models, prompts, **{'sampler': Sampler(), 'seed': 0} | job.kwargs)
+  DecodeJob.of(method, models, prompts, **{'sampler': Sampler(), 'seed': 0} | job.kwargs)
   return decode(methods.speculative(block=2), spelling_pair(), [[1, 2]], max_new_tokens=16)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from speccascade import rules
 from speccascade.engine import engine, job, limits, lowering, method, phases
-from speccascade.planning.profiling import Notes
+from speccascade.planning.profiling import Noted
 from speccascade.sv import predictors, verification
 from speccascade.types import iota
 
@@ -23,7 +23,7 @@ class Note(lowering.Phase):
   def records(self, rows, positions):
     """Return nothing noted."""
     names = ('size', *(f'{name}_{k}' for name in ('token', *SIGNALS) for k in range(MOST)))
-    return {'notes': Notes({name: jnp.zeros((rows, positions)) for name in names})}
+    return {'notes': Noted({name: jnp.zeros((rows, positions)) for name in names})}
 
   def __call__(self, context, state):
     """Note what is pending."""
@@ -34,7 +34,7 @@ class Note(lowering.Phase):
     notes = {
       name: jnp.where(here, jnp.float32(new[name])[:, None], x) for name, x in state.records['notes'].values.items()
     }
-    return state.replace(records=state.records | {'notes': Notes(notes)})
+    return state.replace(records=state.records | {'notes': Noted(notes)})
 
 
 def observe(models, prompts, size: int, **call) -> dict[str, np.ndarray]:
@@ -45,7 +45,7 @@ def observe(models, prompts, size: int, **call) -> dict[str, np.ndarray]:
     phases.Score(1, limits.First(0)),
     phases.Verify(rules.bind(rules.own), (1,)),
   )
-  made = job.Job.of(method.Method(noting, (0, 1)), models, prompts, **call)
+  made = job.DecodeJob.of(method.Method(noting, (0, 1)), models, prompts, **call)
   loop = engine.Engine(dataclasses.replace(made, size=size))
   parts = []
   for at in range(0, len(made.rows), size):

@@ -84,7 +84,7 @@ class Program:
   """The program of one of two meshes, as shapes."""
 
   def __init__(self, networks, method, rows: int, mesh, side: int):
-    lowered = lower(method.of(networks))
+    lowered = lower(method.for_networks(networks))
     last = len(networks) - 1
     held = (last,) if side else tuple(range(last))
     halves = cut(lowered, range(last))
@@ -109,7 +109,7 @@ class Program:
     shapes_of = tuple(map(parameters, slots))
     self.params = tuple(x and self.placement.put(x, s) for x, s in zip(shapes_of, specs, strict=True))
     zero = np.uint32(0)
-    row = requests.Row(np.zeros(SOURCE, np.int32), 0, 0, 0, TOKENS, 0, zero, zero, Sampler(1.0), (), (), (), 0)
+    row = requests.RequestRow(np.zeros(SOURCE, np.int32), 0, 0, 0, TOKENS, 0, zero, zero, Sampler(1.0), (), (), (), 0)
     arrays = requests.arrays([row] * rows, requests.features([row]), rows, SOURCE, vocab)
     state = jax.eval_shape(lambda p: loop.blank(self.fixed, lowered.start, p, arrays), shapes_of)
     kept, self.first = jax.eval_shape(lambda s: overlap.parted(self.fixed, s, s.length), state)

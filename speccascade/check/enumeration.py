@@ -108,7 +108,7 @@ def emitted_distribution(
   `decode` decodes a batch with noise of one's own, as `engine.loop.decode_batch` does.
   """
   vocab = models[-1].network.vocab_size
-  by_round = method.of([m.network for m in models]).by_round
+  by_round = method.for_networks([m.network for m in models]).by_round
   rounds = count if by_round else 1
   radix = np.array([vocab, 2, vocab])
   # With rounds, a round that starts at token r decides about positions from r on.

@@ -44,7 +44,7 @@ class Fetched:
 
 
 @dataclasses.dataclass(frozen=True)
-class Family:
+class TrainedFamily:
   """Models of one vocabulary with their texts.
 
   Attributes:
@@ -66,7 +66,7 @@ _MULTI30K = 'https://raw.githubusercontent.com/multi30k/dataset/master/data/task
 _GSM8K = 'https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data'
 _SPLITS = {'train': 29_000, 'val': 1014, 'test_2016_flickr': 1000}
 FAMILIES = {
-  'sums': Family(
+  'sums': TrainedFamily(
     {'draft': 0.15, 'companion': 0.4, 'target': 2.1},
     {
       'train.jsonl': functools.partial(sums.lines, 0, sums.TRAIN),
@@ -74,7 +74,7 @@ FAMILIES = {
     },
     'train/sums_trio.gin',
   ),
-  'multi30k': Family(
+  'multi30k': TrainedFamily(
     {'small': 1.5, 'base': 5.0, 'large': 8.0},
     {
       f'{split}.{side}.gz': Fetched(f'{_MULTI30K}/{split}.{side}.gz', lines)
@@ -85,7 +85,7 @@ FAMILIES = {
     'spiece.model',
     'for research (Elliott et al. 2016)',
   ),
-  'gsm8k': Family(
+  'gsm8k': TrainedFamily(
     {'draft': 1.0, 'companion': 2.0, 'target': 11.0},
     {f'{split}.jsonl': Fetched(f'{_GSM8K}/{split}.jsonl', n) for split, n in (('train', 7473), ('test', 1319))},
     'train/gsm8k_trio.gin',

@@ -5,7 +5,7 @@ import functools
 
 from speccascade import sampling
 from speccascade.engine import engine_for, loop, requests, results, scheduler
-from speccascade.engine.job import Job
+from speccascade.engine.job import DecodeJob
 from speccascade.engine.method import Strategy
 from speccascade.host.errors import known_as
 from speccascade.host.progress import Progress
@@ -73,7 +73,7 @@ def decode(
   """
   numbers = dict(max_new_tokens=max_new_tokens, seed=seed, example_ids=example_ids, truncate=truncate)
   sizes = dict(batch_size=batch_size, max_prompt_tokens=max_prompt_tokens)
-  job = Job.of(method, models, prompts, sampler=sampler, processor=processor, trace=trace, **sizes, **numbers)
+  job = DecodeJob.of(method, models, prompts, sampler=sampler, processor=processor, trace=trace, **sizes, **numbers)
   if trace and method.whole_texts:
     raise ValueError(f'trace records one decode, and {method.name} is two; trace each with autoregressive().')
   ended = method.decode(job, functools.partial(_decode, progress=progress))
@@ -119,7 +119,7 @@ def stream(
     raise ValueError(f'{method.name} knows an answer only when both models are done: use decode.')
   numbers = dict(max_new_tokens=max_new_tokens, seed=seed, example_ids=example_ids, truncate=truncate)
   sizes = dict(batch_size=batch_size, max_prompt_tokens=max_prompt_tokens)
-  job = Job.of(method, models, prompts, sampler=sampler, processor=processor, trace=trace, **sizes, **numbers)
+  job = DecodeJob.of(method, models, prompts, sampler=sampler, processor=processor, trace=trace, **sizes, **numbers)
   every = None if every is None else checked_int('every', every)
   if not isinstance(skip, Iterable):
     raise ValueError(f'skip={skip!r} is not a list of row numbers, as in [0, 2].')
@@ -130,7 +130,7 @@ def stream(
   return (row for rows in some for row in rows)  # a generator, which a caller can close
 
 
-def _decode(job: Job, *, skip: frozenset[int] = frozenset(), progress: bool = False) -> list[results.Row]:
+def _decode(job: DecodeJob, *, skip: frozenset[int] = frozenset(), progress: bool = False) -> list[results.Row]:
   ended = {}
   with Progress('decode', len(job.rows) - len(skip), unit='texts', shown=progress) as bar:
     for some in _serve(job, every=None, drain=True, skip=skip):
@@ -140,7 +140,7 @@ def _decode(job: Job, *, skip: frozenset[int] = frozenset(), progress: bool = Fa
 
 
 def _serve(
-  job: Job, *, every: int | None, drain: bool, skip: frozenset[int]
+  job: DecodeJob, *, every: int | None, drain: bool, skip: frozenset[int]
 ) -> Iterator[list[tuple[int, results.Row]]]:
   """Return lists of (index, row) that ended or, with `every`, are under way, while the device goes on."""
   made = engine_for(job)

@@ -16,7 +16,7 @@ import numpy as np
 from speccascade import __version__
 from speccascade.decode import stream
 from speccascade.engine.inputs import PromptError
-from speccascade.engine.job import Job
+from speccascade.engine.job import DecodeJob
 from speccascade.engine.requests import Request
 from speccascade.engine.results import Row
 from speccascade.host import storage
@@ -251,12 +251,12 @@ def decode_to(rows: 'File | Stream', method, models: Sequence[Model], asked: Seq
 
 
 def check_requests(path: Path, method, models, asked: Sequence[Request], **call):
-  """Raise for a line whose request cannot be decoded; `call` has the arguments of `Job.of`."""
+  """Raise for a line whose request cannot be decoded; `call` has the arguments of `DecodeJob.of`."""
   if not asked:
-    Job.of_models(method, models, call['sampler'])
+    DecodeJob.of_models(method, models, call['sampler'])
     return
   try:
-    Job.of(method, models, asked, **call)
+    DecodeJob.of(method, models, asked, **call)
   except PromptError as e:
     problem = str(e).replace(f'prompt {e.index}', 'the prompt', 1)
     raise ValueError(f'{path}, line {e.index + 1}: {problem}') from None

@@ -14,7 +14,7 @@ from speccascade.backends import sharding
 from speccascade.drafters import hidden
 from speccascade.engine import inputs, loop
 from speccascade.engine.feeding import filled
-from speccascade.engine.job import Job
+from speccascade.engine.job import DecodeJob
 from speccascade.engine.method import Strategy, Target
 from speccascade.host import multihost
 from speccascade.types import Array, checked_int, Model, Prompt
@@ -22,7 +22,7 @@ from speccascade.types import Array, checked_int, Model, Prompt
 _CHUNK = 128  # positions of a pass, so that logits of long texts fit into memory
 
 
-class Score(NamedTuple):
+class TokenScores(NamedTuple):
   """The score of one text.
 
   Attributes:
@@ -41,7 +41,7 @@ def score(
   outputs: Sequence[Sequence[int]],
   *,
   batch_size: int = 16,
-) -> list[Score]:
+) -> list[TokenScores]:
   """Return the log-probabilities of texts under a method's target distribution π.
 
   π is the verifier's distribution for methods that keep it, the rule's for a cascade and the combiner's for
@@ -67,7 +67,7 @@ def score(
     >>> scored.logprobs.shape
     (2,)
   """
-  models = [hidden.alone(model) for model in Job.of_models(method, models).models]
+  models = [hidden.alone(model) for model in DecodeJob.of_models(method, models).models]
   numbers, combiner = _target(method, checked_int('batch_size', batch_size))
   used = [models[m] for m in numbers]
   if heads := [model.name for model in used if model.network.provisional]:
@@ -207,7 +207,7 @@ def _read_chunk(networks, params, of, caches, fed, positions, goal, vocab) -> tu
   return of(logits, goal), tuple(cache for _, cache in passes)
 
 
-def _scored(combiner, lacks: list[Array | None], logits: Array, tokens: Array) -> Score:
+def _scored(combiner, lacks: list[Array | None], logits: Array, tokens: Array) -> TokenScores:
   """Return log π of the tokens [B, L], and whether each is the greedy one."""
   logits = [filled(None if some is None else some[: x.shape[-1]], x) for some, x in zip(lacks, logits, strict=True)]
   if rules.inside(combiner) is rules.own:  # in logarithms, for a small probability may round to 0
@@ -215,4 +215,4 @@ def _scored(combiner, lacks: list[Array | None], logits: Array, tokens: Array) -
   else:
     logprobs = jnp.log(rules.target(combiner, logits).probs)
   best = sampling.argmax(rules.target(combiner, logits, sampling.Sampler(0.0)).probs)
-  return Score(sampling.at_token(logprobs, tokens), best == tokens)
+  return TokenScores(sampling.at_token(logprobs, tokens), best == tokens)

@@ -18,9 +18,9 @@ import numpy as np
 from speccascade import backends
 from speccascade.backends import sharding
 from speccascade.engine import inputs, loop, requests, validate
-from speccascade.engine.job import Job
+from speccascade.engine.job import DecodeJob
+from speccascade.engine.joined import split
 from speccascade.engine.lowering import lower, Lowered, Start
-from speccascade.engine.packed import unpack
 from speccascade.engine.state import cache_slots, State
 from speccascade.host.errors import first_line, out_of_memory
 from speccascade.host.memo import memo
@@ -37,7 +37,7 @@ class Running(NamedTuple):
 
   state: Any
   like: State  # a state with arrays as those of the rows that are copied
-  packed: Sequence[Array]  # what is copied to the host, the rows of one after those of another
+  joined: Sequence[Array]  # what is copied to the host, the rows of one after those of another
   ended: int  # the run is over when so many rows are free or have ended
   left: int  # rounds of the run after them
 
@@ -55,7 +55,7 @@ class Side:
   """
 
   def __init__(
-    self, job: Job, method: Lowered, start: Start, size: int, held: Sequence[int] | None = None, batches: int = 1
+    self, job: DecodeJob, method: Lowered, start: Start, size: int, held: Sequence[int] | None = None, batches: int = 1
   ):
     models = [job.models[m] for m in method.slots]
     slots = [m if held is None or i in held else m.replace(params=None) for i, m in enumerate(models)]
@@ -93,7 +93,7 @@ class Side:
     return loop.caches_of(self.program, params, prompt, cache_len)
 
   def insert_batch(
-    self, rows: Sequence[requests.Row], source: Sequence[int] | None, target: Sequence[int]
+    self, rows: Sequence[requests.RequestRow], source: Sequence[int] | None, target: Sequence[int]
   ) -> loop.InsertBatch:
     """Return requests as arrays, for `begin` and `insert`.
 
@@ -120,10 +120,10 @@ class Side:
     self.params = backends.Parameters(p if p is None else n.remember(p, texts) for n, p in pairs)
 
 
-class Rounds:
+class Runner:
   """Rounds that were started, which the host waits for; what starts them is `_start`."""
 
-  def __init__(self, job: Job, side: Side):
+  def __init__(self, job: DecodeJob, side: Side):
     self.size = job.size
     self.positions = f'{job.width} prompt tokens and {side.program.buffer} positions'
     self.processor = validate.check_processor(job.processor, side.vocab, side.program.buffer)
@@ -174,15 +174,15 @@ class Rounds:
       running = self._start(running.state, running.ended, running.left)
 
   def _to_host(self, running: Running) -> dict[str, Any]:
-    """Copy the packed array to the host, and return the arrays that were packed into it."""
-    packed = [np.asarray(x) for x in running.packed]
-    return unpack(np.concatenate(packed) if len(packed) > 1 else packed[0], loop.host_arrays(running.like))
+    """Copy the joined array to the host, and return the arrays that were joined into it."""
+    joined = [np.asarray(x) for x in running.joined]
+    return split(np.concatenate(joined) if len(joined) > 1 else joined[0], loop.host_arrays(running.like))
 
   def _wait(self, running: Running):
     """Wait so that Python answers signals."""
     try:
       # It raises what the program raised; to copy such an array may take for ever.
-      _THREADS.submit(jax.block_until_ready, running.packed).result()
+      _THREADS.submit(jax.block_until_ready, running.joined).result()
     except jax.errors.JaxRuntimeError as error:
       if not out_of_memory(error):
         raise
@@ -190,13 +190,13 @@ class Rounds:
       raise MemoryError(f'{problem} ({first_line(error)}): {_LOWER}.') from None
 
 
-class Engine(Side, Rounds):
+class Engine(Side, Runner):
   """The program of a job: `prefill`, `insert`, `run`, `collect`."""
 
-  def __init__(self, job: Job):
+  def __init__(self, job: DecodeJob):
     method = lower(job.method.at(job.size))
     Side.__init__(self, job, method, method.start, job.size)
-    Rounds.__init__(self, job, self)
+    Runner.__init__(self, job, self)
 
   def begin(self, prefix: tuple, batch: loop.InsertBatch) -> State:
     """Return the state of a first batch, request i in row i."""
@@ -211,8 +211,8 @@ class Engine(Side, Rounds):
     now = min(rounds, self.rounds_at_once)
     run = loop.compiled_with(backends.known(self.program.backend.xla))
     stop_at = np.array([ended, now], np.int32)
-    state, packed = run(self.program, self.method, self.params, state, stop, stop_at, self.processor)
-    return Running(state, state, [packed], ended, rounds - now)
+    state, joined = run(self.program, self.method, self.params, state, stop, stop_at, self.processor)
+    return Running(state, state, [joined], ended, rounds - now)
 
 
 def _check_memory(engine: Side, prompts: int) -> None:

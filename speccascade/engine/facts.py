@@ -1,6 +1,6 @@
 """A round run on facts before it is run on arrays.
 
-Each phase does to a `Row`, some small integers, what its `__call__` does to arrays: `Phase.facts` yields every row
+Each phase does to a `RowFacts`, some small integers, what its `__call__` does to arrays: `Phase.facts` yields every row
 that may follow. `rounds_of` runs the phases on all rows that a method can reach, until nothing new is reached. What a
 program needs (`engine.lowering`) and whether its output is exact (`engine.law`) is read off what the phases noted.
 """
@@ -20,7 +20,7 @@ MOST = 1 << 16  # kinds of rows; more are a mistake
 BEHIND = 8  # rounds that a model may be behind; more are any number
 
 
-class Row(NamedTuple):
+class RowFacts(NamedTuple):
   """A row between two phases, as far as it shapes the program; a row that has ended is none.
 
   Attributes:
@@ -37,36 +37,36 @@ class Row(NamedTuple):
   chosen: tuple[tuple[int, int], ...] = ()
   dropped: int = 0
 
-  def next_round(self, fed: set[int | None], most: int) -> 'Row':
+  def next_round(self, fed: set[int | None], most: int) -> 'RowFacts':
     """Return the row before the next round; what a model that nothing feeds has not read does not count."""
     unread = tuple(min(n, most) if slot in fed else 1 for slot, n in enumerate(self.unread))
-    return Row(self.pending, unread, self.closed)
+    return RowFacts(self.pending, unread, self.closed)
 
-  def reads(self, model: int, unread: int) -> 'Row':
+  def reads(self, model: int, unread: int) -> 'RowFacts':
     """Return the row after a model has read on, so that so many tokens are unread."""
     return self._replace(unread=self.unread[:model] + (unread,) + self.unread[model + 1 :])
 
-  def chooses(self, limit: int, count: int) -> 'Row':
+  def chooses(self, limit: int, count: int) -> 'RowFacts':
     """Return the row after the limit of a phase, by its number, has let so many pending tokens through."""
     return self._replace(chosen=(*self.chosen, (limit, count)))
 
-  def drafts(self, count: int, closed: bool = False) -> 'Row':
+  def drafts(self, count: int, closed: bool = False) -> 'RowFacts':
     """Return the row with more tokens pending."""
     return self._replace(pending=self.pending + count, closed=self.closed or closed)
 
-  def forgets(self, pending: int) -> 'Row':
+  def forgets(self, pending: int) -> 'RowFacts':
     """Return the row with the first pending tokens alone."""
     dropped = self.pending - pending
     return self._replace(pending=pending, closed=self.closed and not dropped, dropped=self.dropped + dropped)
 
-  def commits(self, accepted: int, more: int, keep: bool = False) -> 'Row':
+  def commits(self, accepted: int, more: int, keep: bool = False) -> 'RowFacts':
     """Return the row after `accepted` pending tokens and `more` were committed; the rest is dropped or kept pending."""
     emitted = accepted + more
     if keep and not more:
       unread = tuple(n + accepted for n in self.unread)
-      return Row(self.pending - accepted, unread, self.closed)
+      return RowFacts(self.pending - accepted, unread, self.closed)
     # A model has read no token that was dropped, nor the last that was committed.
-    return Row(0, tuple(max(n + emitted, more, 1) for n in self.unread))
+    return RowFacts(0, tuple(max(n + emitted, more, 1) for n in self.unread))
 
 
 class Untested(NamedTuple):
@@ -124,7 +124,7 @@ class Notes:
     """Whether some rows need nothing, or less than half of what others do."""
     return self.waits or bool(self.usual) and 2 * min(self.usual) < self.need
 
-  def feeds(self, row: Row, model: int, pending: int):
+  def feeds(self, row: RowFacts, model: int, pending: int):
     """Note that a model reads what is committed and so many pending tokens."""
     if need := max(row.unread[model] + pending, 0):
       self.needs.add(need)
@@ -134,7 +134,7 @@ class Notes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rounds:
+class RoundFacts:
   """What was noted of all rounds: of each phase in order, and of all."""
 
   notes: tuple[Notes, ...]
@@ -149,7 +149,7 @@ class Run:
     self.notes = tuple(Notes(i, varies, i in goes_on) for i in range(count))
     self.window = 1
 
-  def through(self, phases: Phases, rows: set[Row], first: int = 0) -> tuple[set[Row], int]:
+  def through(self, phases: Phases, rows: set[RowFacts], first: int = 0) -> tuple[set[RowFacts], int]:
     """Return the rows after phases of which the first has a number, and the number of the phase behind them."""
     for phase in phases:
       rows, first = phase.run(self, rows, first)
@@ -159,7 +159,7 @@ class Run:
     return rows, first
 
 
-def rounds_of(phases: Phases, policy: Policy, slots: int) -> Rounds:
+def rounds_of(phases: Phases, policy: Policy, slots: int) -> RoundFacts:
   """Return what is noted of all rounds of phases over so many slots."""
   known = memo('rounds', jax.tree.structure((phases, policy)), slots)  # numbers that are traced change no fact
   if not known:
@@ -167,15 +167,15 @@ def rounds_of(phases: Phases, policy: Policy, slots: int) -> Rounds:
   return known['rounds']
 
 
-def _rounds(phases: Phases, varies: bool, slots: int) -> Rounds:
+def _rounds(phases: Phases, varies: bool, slots: int) -> RoundFacts:
   parts = [part for phase in phases for part in phase.parts()]
   fed = {part.feeds for part in parts}
   most = BEHIND * (1 + sum(part.draws for part in parts))
   goes_on: frozenset[int] = frozenset()
   while True:
     run = Run(phases, varies, goes_on)
-    reached: set[Row] = set()
-    new = {Row(0, (1,) * slots)}
+    reached: set[RowFacts] = set()
+    new = {RowFacts(0, (1,) * slots)}
     while new:
       reached |= new
       rows, _ = run.through(phases, new)
@@ -186,5 +186,5 @@ def _rounds(phases: Phases, varies: bool, slots: int) -> Rounds:
     if found == goes_on:
       if late := [part for part, note in zip(parts, run.notes, strict=True) if note.need >= most]:
         raise ValueError(f'{late[0]} may have any number of tokens to read, since some rounds leave its model out.')
-      return Rounds(run.notes, run.window)
+      return RoundFacts(run.notes, run.window)
     goes_on = found

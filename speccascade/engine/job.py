@@ -1,7 +1,7 @@
 """What a call decodes: a method, models and prompts with their numbers.
 
-`Job.of` checks all of them, and is the only place that refuses any. `decode`, `stream`, scoring, the command for files,
-the evaluation harness, seqio's evaluator, T5X's step and experiments start from it.
+`DecodeJob.of` checks all of them, and is the only place that refuses any. `decode`, `stream`, scoring, the command for
+files, the evaluation harness, seqio's evaluator, T5X's step and experiments start from it.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ if hasattr(os, 'register_at_fork'):
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class DecodeJob:
   """A method with models and rows, each checked.
 
   Attributes:
@@ -49,7 +49,7 @@ class Job:
 
   method: Strategy
   models: list[Model]
-  rows: list[requests.Row] = dataclasses.field(default_factory=list)
+  rows: list[requests.RequestRow] = dataclasses.field(default_factory=list)
   width: int = 0
   size: int = 1
   processor: Callable | None = None
@@ -57,7 +57,7 @@ class Job:
   eos_ids: tuple[int, ...] | None = None
 
   @classmethod
-  def of_models(cls, method: Strategy, models: Sequence[Model], sampler: sampling.Sampler | None = None) -> 'Job':
+  def of_models(cls, method: Strategy, models: Sequence[Model], sampler: sampling.Sampler | None = None) -> 'DecodeJob':
     """Check a method and its models, where prompts are not known yet.
 
     Args:
@@ -69,7 +69,7 @@ class Job:
       ValueError: If anything is invalid.
     """
     models = _check_models(method, models)
-    made = method.of([m.network for m in models])
+    made = method.for_networks([m.network for m in models])
     if sampler is not None:
       validate.check_sampler(sampler)
       made.check_sampler(sampler)
@@ -89,7 +89,7 @@ class Job:
     processor: Callable | None = None,
     trace: bool = False,
     **numbers: Any,
-  ) -> 'Job':
+  ) -> 'DecodeJob':
     """Check a call: first the models and the method, then the prompts, then what they need together.
 
     Args:
@@ -110,7 +110,7 @@ class Job:
     validate.check_sampler(sampler)
     rows = requests.rows(models, prompts, sampler=sampler, max_prompt_tokens=max_prompt_tokens, **numbers)
     _check_targets(method, models, rows[0].sampler)
-    method = method.of([m.network for m in models])
+    method = method.for_networks([m.network for m in models])
     _check_numbers(method, [models[m] for m in method.slots], rows)
     for row in rows:
       with inputs.of_prompt(row.source):
@@ -138,7 +138,7 @@ def _check_targets(method: Strategy, models: Sequence[Model], sampler: sampling.
     validate.check_targets(choice, vocab, sampler)
 
 
-def _check_numbers(method: Strategy, slots: Sequence[Model], rows: Sequence[requests.Row]):
+def _check_numbers(method: Strategy, slots: Sequence[Model], rows: Sequence[requests.RequestRow]):
   """Refuse rows with the same random numbers where what these made of one decides about another."""
   some = law.same_numbers(method, slots)
   first: dict[tuple, int] = {}

@@ -24,7 +24,7 @@ Method = Any  # `method.Method`, which imports this
 Phase = Any
 
 
-class Verdict(NamedTuple):
+class Exactness(NamedTuple):
   """Whether the output follows the target.
 
   Attributes:
@@ -38,14 +38,14 @@ class Verdict(NamedTuple):
   refused: bool = False
 
 
-def law(method: Method, sampler: Sampler | None = None) -> Verdict:
+def law(method: Method, sampler: Sampler | None = None) -> Exactness:
   """Return whether the output of a method follows its target, with a sampler or, without, at temperature 1."""
   gumbel = sampler is not None and sampler.coupling == 'gumbel'
   own = gumbel or sampler is not None and sampler.greedy  # the output is the target's own token
   found = [*_parts(method), *(() if own else _choices(method))]
   found += [] if gumbel or sampler is None else _uncoupled(method)
   worst = sorted(found, key=lambda verdict: (not verdict.refused, verdict.exact is None))
-  return worst[0] if worst else Verdict(True)
+  return worst[0] if worst else Exactness(True)
 
 
 def by_round(method: Method) -> bool:
@@ -82,29 +82,29 @@ def misread(method: Method, networks: Sequence[Network]) -> tuple[int, str] | No
   return None
 
 
-def _parts(method: Method) -> Iterator[Verdict]:
+def _parts(method: Method) -> Iterator[Exactness]:
   """Yield what each part keeps from being exact, or known, by itself."""
   if method.target[1] is None:
-    yield Verdict(False, 'no combination of models describes its output')
+    yield Exactness(False, 'no combination of models describes its output')
   if method.policy.told is None:
-    yield Verdict(None, f'nothing says what {type(method.policy).__name__} was told: give it `told`')
+    yield Exactness(None, f'nothing says what {type(method.policy).__name__} was told: give it `told`')
   for phase in method.all_phases:
     if phase.follows is False:
-      yield Verdict(False, f'{phase} says that what it commits does not follow its target')
+      yield Exactness(False, f'{phase} says that what it commits does not follow its target')
     elif phase.follows is None or phase.told is None:
-      yield Verdict(None, f'nothing says what {phase} was told; give it `told`, an acceptor `exact` too')
+      yield Exactness(None, f'nothing says what {phase} was told; give it `told`, an acceptor `exact` too')
     elif Told.PLACE in phase.told:
-      yield Verdict(False, f'{phase} decides by the place of a token in its draft')
+      yield Exactness(False, f'{phase} decides by the place of a token in its draft')
 
 
-def _uncoupled(method: Method) -> Iterator[Verdict]:
+def _uncoupled(method: Method) -> Iterator[Exactness]:
   """Yield what needs one noise for both models."""
   for phase in method.all_phases:
     if phase.coupled:
-      yield Verdict(False, f"{phase} reads the noise of coupling='gumbel'; decode with it, or take margin", True)
+      yield Exactness(False, f"{phase} reads the noise of coupling='gumbel'; decode with it, or take margin", True)
 
 
-def _choices(method: Method) -> Iterator[Verdict]:
+def _choices(method: Method) -> Iterator[Exactness]:
   """Yield what choices of how much of a draft is tested keep from being exact."""
   keyed_by_round = by_round(method)
   for phase, left in _untested(method):
@@ -115,13 +115,15 @@ def _choices(method: Method) -> Iterator[Verdict]:
     if not itself or again and not keyed_by_round:
       continue
     if left.replaced:
-      yield Verdict(False, f'{phase} drops a token for what it is or what follows it, and the next is drawn afresh')
+      yield Exactness(False, f'{phase} drops a token for what it is or what follows it, and the next is drawn afresh')
     elif again:
-      yield Verdict(False, f'{phase} looks at tokens that the next round draws afresh, by numbers of its own')
+      yield Exactness(False, f'{phase} looks at tokens that the next round draws afresh, by numbers of its own')
     else:
       problem = 'looks ahead at tokens that this drafter may draw again from another distribution'
       remedy = "take Goodput(greedy=True), or decode with coupling='gumbel'"
-      yield Verdict(False, f'{phase.limit} {problem}, so that the output would not follow the verifier; {remedy}', True)
+      yield Exactness(
+        False, f'{phase.limit} {problem}, so that the output would not follow the verifier; {remedy}', True
+      )
 
 
 def _comparing(method: Method) -> Iterator[Phase]:

@@ -28,9 +28,9 @@ from speccascade import backends, sampling
 from speccascade.backends import Backend, ops, sharding
 from speccascade.engine import inputs, validate
 from speccascade.engine.initial import first_state
+from speccascade.engine.joined import join
 from speccascade.engine.lowering import lower
 from speccascade.engine.method import Method
-from speccascade.engine.packed import pack
 from speccascade.engine.phases import run as run_phases
 from speccascade.engine.state import Arrays, cache_slots, Context, Limits, State
 from speccascade.types import Array, Cache, Model, Network, Prompt, STALLED
@@ -202,8 +202,8 @@ def _run(program, method, params, state, stop, stop_at, processor=None) -> tuple
   """Loop; return the state, and what the host reads of it as one array, since each copy has a cost."""
   state = _rounds(program, method, params, state.replace(done=state.done | stop), stop_at, processor)
 
-  packed = pack(host_arrays(state))
-  return state, packed if program.layout is None else program.layout.pin(packed)
+  joined = join(host_arrays(state))
+  return state, joined if program.layout is None else program.layout.pin(joined)
 
 
 @functools.cache
@@ -300,7 +300,7 @@ def decode_batch(
     The loop's last state.
   """
   rows, width = prompt.tokens.shape
-  method = lower(method.at(rows).of([m.network for m in models]))
+  method = lower(method.at(rows).for_networks([m.network for m in models]))
   slots = [models[m] for m in method.slots]
   buffer = positions(slots[-1].network, width, max_new_tokens, method.beyond)
   vocab = inputs.vocabulary(models)

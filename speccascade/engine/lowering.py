@@ -12,7 +12,7 @@ from flax import struct
 
 from speccascade import stopping
 from speccascade.engine import law
-from speccascade.engine.facts import Notes, rounds_of, Row, Run
+from speccascade.engine.facts import Notes, rounds_of, RowFacts, Run
 from speccascade.types import Network, static, Told
 
 if TYPE_CHECKING:
@@ -64,15 +64,15 @@ class Phase:
     """Return it changed, or, where it runs others, with each of them changed."""
     return change(self)
 
-  def of(self, networks: Sequence[Network]) -> 'Phase':
+  def for_networks(self, networks: Sequence[Network]) -> 'Phase':
     """Return it with what it takes from the networks of the slots."""
     return self
 
-  def facts(self, row: Row, notes: Notes) -> Iterable[Row]:
+  def facts(self, row: RowFacts, notes: Notes) -> Iterable[RowFacts]:
     """Yield every row that may follow a row, as `__call__` changes it, and note what that needs."""
     yield row.drafts(self.draws)
 
-  def run(self, run: Run, rows: set[Row], number: int) -> tuple[set[Row], int]:
+  def run(self, run: Run, rows: set[RowFacts], number: int) -> tuple[set[RowFacts], int]:
     """Return the rows after it, which has a number among all phases, and the number of the phase behind it."""
     run.notes[number].reached |= bool(rows)
     return {after for row in rows for after in self.facts(row, run.notes[number])}, number + 1

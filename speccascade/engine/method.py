@@ -192,7 +192,7 @@ class Strategy:
     """Return the method for a batch of this size."""
     return self
 
-  def of(self, networks: Sequence[Network]) -> 'Strategy':
+  def for_networks(self, networks: Sequence[Network]) -> 'Strategy':
     """Return the method for these models' networks, which say how each of them drafts.
 
     Raises:
@@ -233,9 +233,9 @@ class Method(Strategy):
   def keeps_distribution(self) -> bool | None:
     return law.law(self).exact
 
-  def of(self, networks: Sequence[Network]) -> 'Method':
+  def for_networks(self, networks: Sequence[Network]) -> 'Method':
     slots = [networks[m] for m in self.slots]
-    method = self.replace(phases=mapped(lambda p: p.of(slots), self.phases))
+    method = self.replace(phases=mapped(lambda p: p.for_networks(slots), self.phases))
     if (misread := law.misread(method, slots)) is not None:
       slot, why = misread
       raise ValueError(
@@ -351,8 +351,8 @@ class ByBatch(Strategy):
     same = all(target == targets[0] for target in targets)  # else the size of a batch decides about the distribution
     return _all([same, *(choice.keeps_distribution for choice in self.choices)])
 
-  def of(self, networks: Sequence[Network]) -> 'ByBatch':
-    return self.replace(choices=tuple(choice.of(networks) for choice in self.choices))
+  def for_networks(self, networks: Sequence[Network]) -> 'ByBatch':
+    return self.replace(choices=tuple(choice.for_networks(networks) for choice in self.choices))
 
   def at(self, batch: int) -> Method:
     return self.choices[index_for(self.rows, batch)]

@@ -20,10 +20,10 @@ import numpy as np
 from speccascade import backends, sampling
 from speccascade.backends import Backend, sharding
 from speccascade.engine import loop, requests
-from speccascade.engine.engine import Engine, Rounds, Running, Side
-from speccascade.engine.job import Job
+from speccascade.engine.engine import Engine, Runner, Running, Side
+from speccascade.engine.job import DecodeJob
+from speccascade.engine.joined import join, split
 from speccascade.engine.lowering import cut, lower
-from speccascade.engine.packed import pack, unpack
 from speccascade.engine.phases import run as run_phases
 from speccascade.engine.phases import Score
 from speccascade.engine.state import Limits, State
@@ -46,14 +46,14 @@ class Kept:
 class Crossing:
   """What of a half crosses from one mesh to the other."""
 
-  packed: Array  # [B, N] all that is small
+  joined: Array  # [B, N] all that is small
   probs: Array | None
   logits: tuple[Array | None, ...]  # by slot
-  form: Any = static()  # the structure of what is packed, and its shapes
+  form: Any = static()  # the structure of what is joined, and its shapes
 
   @property
   def like(self) -> tuple[State, Array]:
-    """What is packed, as shapes: the state, and the lengths before the round."""
+    """What is joined, as shapes: the state, and the lengths before the round."""
     structure, shapes = self.form
     return structure.unflatten(shapes)
 
@@ -111,15 +111,15 @@ def parted(program: loop.Program, state: State, since: Array, sends: Sends = NOT
   small = _on(small, None, Backend())  # of neither mesh
   leaves, structure = jax.tree.flatten((small, since))
   form = structure, tuple(Shape(x.shape, np.dtype(x.dtype)) for x in leaves)
-  packed = pack((small, since))
-  packed = packed if program.layout is None else program.layout.pin(packed)
+  joined = join((small, since))
+  joined = joined if program.layout is None else program.layout.pin(joined)
   logits = tuple(x if slot in sends.logits else None for slot, x in enumerate(w.logits))
-  return kept, Crossing(packed, w.probs if sends.probs else None, logits, form)
+  return kept, Crossing(joined, w.probs if sends.probs else None, logits, form)
 
 
 def joined(program: loop.Program, kept: Kept, crossing: Crossing) -> tuple[State, Array]:
   """Return the state of which a part stayed and a part crossed, and the lengths [B] before the round."""
-  state, since = unpack(crossing.packed, crossing.like)
+  state, since = split(crossing.joined, crossing.like)
   logits = tuple(mine if x is None else x for mine, x in zip(kept.logits, crossing.logits, strict=True))
   probs = kept.probs if crossing.probs is None else crossing.probs
   window = state.window.replace(logits=logits, probs=probs)
@@ -186,8 +186,8 @@ def compiled_with(options: tuple[tuple[str, str], ...]):
 
 
 def _shown(crossing: Crossing) -> Array:
-  state, _ = unpack(crossing.packed, crossing.like)
-  return pack(loop.host_arrays(state))
+  state, _ = split(crossing.joined, crossing.like)
+  return join(loop.host_arrays(state))
 
 
 shown = jax.jit(_shown)
@@ -195,10 +195,10 @@ shown = jax.jit(_shown)
 # ---- on the host ----
 
 
-class Overlapped(Rounds):
+class Overlapped(Runner):
   """The programs of a job whose drafters and verifier lie on devices of their own; it has what an `Engine` has."""
 
-  def __init__(self, job: Job):
+  def __init__(self, job: DecodeJob):
     method = lower(job.method.at(job.size))
     apart = sharding.apart([job.models[m] for m in method.slots])
     held = apart, tuple(slot for slot in range(len(method.slots)) if slot not in apart)
@@ -228,7 +228,7 @@ class Overlapped(Rounds):
     return tuple(side.prefill(prompts, size) for side in self.sides)
 
   def insert_batch(
-    self, rows: Sequence[requests.Row], source: Sequence[int] | None, target: Sequence[int]
+    self, rows: Sequence[requests.RequestRow], source: Sequence[int] | None, target: Sequence[int]
   ) -> list[loop.InsertBatch]:
     """Return requests as arrays, those of each half; the arguments are those of `Side.insert_batch`."""
     given = [*zip(rows, range(len(rows)) if source is None else source, target, strict=True)]
@@ -303,8 +303,8 @@ class Overlapped(Rounds):
       if before and sum(map(int, before)) >= ended:
         break
       before = counts
-    packed = [shown(half.crossing) for half in halves]
-    return Running(tuple(halves), halves[0].crossing.like[0], packed, ended, rounds - number - 1)
+    joined = [shown(half.crossing) for half in halves]
+    return Running(tuple(halves), halves[0].crossing.like[0], joined, ended, rounds - number - 1)
 
   def _round(self, half: Half, stop: np.ndarray) -> tuple[Half, Array]:
     """Start a round of one half; return it, and how many of its rows are done."""
@@ -330,7 +330,7 @@ def _where(side: Side) -> tuple[Any, Any]:
   return SingleDeviceSharding(device), SingleDeviceSharding(device)
 
 
-def engine_for(job: Job) -> Engine | Overlapped:
+def engine_for(job: DecodeJob) -> Engine | Overlapped:
   """Return the engine of a job, that of two meshes where drafters and verifier lie on devices of their own."""
   apart = sharding.apart([job.models[m] for m in job.method.at(job.size).slots])
   return Overlapped(job) if apart else Engine(job)

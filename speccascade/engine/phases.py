@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from speccascade import acceptance, rules, sampling
 from speccascade.backends.ops import take, take1, with_column
-from speccascade.engine.facts import Notes, Row, Untested
+from speccascade.engine.facts import Notes, RowFacts, Untested
 from speccascade.engine.feeding import (
   commit,
   draw,
@@ -90,7 +90,7 @@ class Score(Phase):
   def coupled(self) -> bool:
     return self.limit is not None and self.limit.coupled
 
-  def facts(self, row: Row, notes: Notes) -> Iterable[Row]:
+  def facts(self, row: RowFacts, notes: Notes) -> Iterable[RowFacts]:
     for count in (row.pending,) if self.limit is None else self.limit.counts(row.pending):
       notes.feeds(row, self.model, count)
       after = row.reads(self.model, min(row.unread[self.model], -count))
@@ -160,7 +160,7 @@ class Truncate(Phase):
   reads = ()
   told = Told.NOTHING
 
-  def facts(self, row: Row, notes: Notes) -> Iterable[Row]:
+  def facts(self, row: RowFacts, notes: Notes) -> Iterable[RowFacts]:
     yield row.forgets(min(row.pending, max(-row.unread[self.model], 0)))
 
   def __str__(self):
@@ -246,12 +246,12 @@ class Propose(Phase):
   def reads(self) -> tuple[int, ...]:
     return () if self.catch_up else (self.model,)
 
-  def of(self, networks: Sequence[Network]) -> 'Propose':
+  def for_networks(self, networks: Sequence[Network]) -> 'Propose':
     network = networks[self.model]
     kind = dict(mask_token=network.mask_token, provisional=network.provisional)
     return self.replace(remembers=network.remembers, **kind)
 
-  def facts(self, row: Row, notes: Notes) -> Iterable[Row]:
+  def facts(self, row: RowFacts, notes: Notes) -> Iterable[RowFacts]:
     unread = row.unread[self.model]
     knows = unread == -row.pending
     notes.behind |= knows or row.pending > 0
@@ -424,7 +424,7 @@ class Verify(Phase):
   def follows(self) -> bool | None:
     return acceptance.declaration(self.accept).exact
 
-  def facts(self, row: Row, notes: Notes) -> Iterable[Row]:
+  def facts(self, row: RowFacts, notes: Notes) -> Iterable[RowFacts]:
     known = 1 - max(row.unread[m] for m in self.models)
     tested = max(min(row.pending, known), 0)
     for accepted in range(tested):

@@ -74,7 +74,7 @@ Request.__init__ = known_as('Request', max_tokens='max_new_tokens=…')(Request.
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class RequestRow:
   """A request with every number filled in: what one row of a batch decodes."""
 
   tokens: np.ndarray  # the prompt
@@ -116,7 +116,7 @@ def rows(
   example_ids=None,
   truncate: bool = False,
   max_prompt_tokens: int | None = None,
-) -> list[Row]:
+) -> list[RequestRow]:
   """Return a row for every sample of every prompt or request, each checked.
 
   Args:
@@ -155,7 +155,9 @@ def rows(
   return made
 
 
-def _samples(models, vocab, request: Request, i: int, tokens, example_id, max_new_tokens, sampler, seed) -> list[Row]:
+def _samples(
+  models, vocab, request: Request, i: int, tokens, example_id, max_new_tokens, sampler, seed
+) -> list[RequestRow]:
   def pick(value, default):
     return default if value is None else value
 
@@ -168,7 +170,7 @@ def _samples(models, vocab, request: Request, i: int, tokens, example_id, max_ne
     if np.ndim(value := getattr(sampler, name)):
       raise ValueError(f'{name} has the shape {list(np.shape(value))}; give one number, or a Request for each prompt.')
   stop = _stop(models, request.stop)
-  row = Row(
+  row = RequestRow(
     tokens=tokens,
     source=i,
     stream=0,
@@ -234,7 +236,7 @@ def _token(name: str, vocab: int, token) -> int:
   return int(token)
 
 
-def features(some: Sequence[Row]) -> Features:
+def features(some: Sequence[RequestRow]) -> Features:
   """Return what the rows need of a program."""
   cold = {row.sampler.greedy for row in some}
   mixed = len(cold) == 2 or any(row.sampler.mixed for row in some)
@@ -251,7 +253,7 @@ def features(some: Sequence[Row]) -> Features:
   )
 
 
-def arrays(some: Sequence[Row], needs: Features, size: int, width: int, vocab: int) -> Arrays:
+def arrays(some: Sequence[RequestRow], needs: Features, size: int, width: int, vocab: int) -> Arrays:
   """Return rows as a batch of `size`; those beyond the real ones have one token 0."""
   padded = [*some, *[some[0]] * (size - len(some))]
 
@@ -279,7 +281,7 @@ def _stack_samplers(samplers: list[sampling.Sampler], needs: Features) -> sampli
   return sampling.Sampler(**({'temperature': 0.0} if needs.greedy else {}) | stacked, **fixed)
 
 
-def _limits(padded: Sequence[Row], needs: Features, vocab: int) -> Limits:
+def _limits(padded: Sequence[RequestRow], needs: Features, vocab: int) -> Limits:
   stop_ids = np.full((len(padded), needs.stops), -1, np.int32)
   bias = np.zeros((len(padded), vocab), np.float32) if needs.bias else None
   for i, row in enumerate(padded):

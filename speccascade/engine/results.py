@@ -12,7 +12,7 @@ import numpy as np
 
 from speccascade import rules
 from speccascade.engine import requests, validate
-from speccascade.engine.job import Job
+from speccascade.engine.job import DecodeJob
 from speccascade.engine.stats import Counts, derive, PER_MODEL, Stats
 from speccascade.types import BONUS, NO_FAULT, NO_SOURCE, RESIDUAL, STALLED
 
@@ -78,7 +78,7 @@ class Decoded:
 class RowReader:
   """Take rows out of what a batch gave."""
 
-  def __init__(self, job: Job):
+  def __init__(self, job: DecodeJob):
     self.method = job.method.at(job.size)
     self.models = job.models
     self.rows = job.rows
@@ -137,7 +137,7 @@ class RowReader:
   def _tokens(self, index: int, batch: dict, at: int) -> list[int]:
     return batch['tokens'][at, self._start(index) : batch['length'][at]].tolist()
 
-  def _at_stop(self, row: requests.Row, tokens: list[int]) -> tuple[list[int], str] | None:
+  def _at_stop(self, row: requests.RequestRow, tokens: list[int]) -> tuple[list[int], str] | None:
     """Return the fewest tokens whose text has a stop string after the least length, and the text before it."""
     if not row.stop:
       return None
@@ -158,7 +158,7 @@ class RowReader:
     text = decode(tokens[:low])
     return tokens[:low], text[: min(matches(text))]
 
-  def _fault(self, row: requests.Row, batch: dict, at: int, emitted: int) -> str | None:
+  def _fault(self, row: requests.RequestRow, batch: dict, at: int, emitted: int) -> str | None:
     fault = int(batch['fault'].code[at])
     if fault == NO_FAULT:
       return None
@@ -180,7 +180,7 @@ class RowReader:
       + (remedy if asked else 'Check its weights for NaN, or decode in float32 if they overflow.')
     )
 
-  def _asked(self, row: requests.Row, emitted: int) -> str:
+  def _asked(self, row: requests.RequestRow, emitted: int) -> str:
     """Name what the logits of a row's next token went through."""
     processor = '' if self.processor is None else f'the processor {rules.name_of(self.processor)}'
     least = 'min_new_tokens' if emitted < row.min_new else ''
@@ -203,7 +203,7 @@ class RowReader:
     number = np.array([*self.method.slots, NO_SOURCE, bonus, RESIDUAL])  # the codes -3, -2, -1 stay as they are
     return derived | {'source': number[derived['source'][span]]}
 
-  def _top(self, row: requests.Row, batch: dict, at: int, span: slice) -> list | None:
+  def _top(self, row: requests.RequestRow, batch: dict, at: int, span: slice) -> list | None:
     if not row.logprobs:
       return None
     ids, values = (x[at, span, : row.logprobs].tolist() for x in (batch['top'].ids, batch['top'].logprobs))
@@ -238,7 +238,7 @@ def collect(rows: Sequence[Row], *, keep_faults: bool = False) -> Decoded:
   return decoded
 
 
-def warn_of_silent_drafters(job: Job, rows: Sequence[Row]) -> None:
+def warn_of_silent_drafters(job: DecodeJob, rows: Sequence[Row]) -> None:
   """Warn of drafters that drafted no token, where their parameters are why: the text is the verifier's all the same."""
   method = job.method.at(job.size)
   drafters = {method.slots[phase.feeds] for phase in method.all_phases if phase.draws and phase.feeds is not None}

@@ -12,7 +12,7 @@ import numpy as np
 
 from speccascade.engine import inputs, results
 from speccascade.engine.engine import Engine
-from speccascade.engine.job import Job
+from speccascade.engine.job import DecodeJob
 from speccascade.engine.state import State
 
 Outcome = tuple[int, dict, int]  # (request, what was copied to the host, its row of the batch)
@@ -27,7 +27,7 @@ class Queue:
     skip: The numbers of requests that are left out.
   """
 
-  def __init__(self, engine: Engine, job: Job, skip: frozenset[int] = frozenset()):
+  def __init__(self, engine: Engine, job: DecodeJob, skip: frozenset[int] = frozenset()):
     rows = job.rows
     self.engine = engine
     self.rows = rows

@@ -8,7 +8,7 @@ from flax import struct
 import numpy as np
 
 from speccascade import rules, sampling
-from speccascade.engine.job import Job
+from speccascade.engine.job import DecodeJob
 from speccascade.engine.method import About, Method, Strategy
 from speccascade.engine.results import Row
 from speccascade.engine.stats import PER_MODEL
@@ -34,7 +34,7 @@ class SequenceCascade(Strategy):
   def running_all(self) -> 'SequenceCascade':
     return self.replace(threshold=np.inf)  # answers everything anew
 
-  def decode(self, job: Job, run: Callable) -> list[Row]:
+  def decode(self, job: DecodeJob, run: Callable) -> list[Row]:
     """Decode with model 0 and, under the threshold, with model 1; what both cost is added up.
 
     The EOS ids of model 1 end both answers.

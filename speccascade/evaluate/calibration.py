@@ -86,7 +86,7 @@ def bound(losses: np.ndarray, level: float) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Candidate:
+class SettingLosses:
   """A setting that may be chosen.
 
   Attributes:
@@ -139,7 +139,7 @@ def candidates(
   temperature: float,
   batch: int,
   curves: Sequence[str] = (),
-) -> dict[str, list[Candidate]]:
+) -> dict[str, list[SettingLosses]]:
   """Return the settings of each curve; examples of one prompt count as one, by their mean.
 
   Args:
@@ -167,12 +167,12 @@ def candidates(
 
   times = {(p['temperature'], p['batch'], p['curve'], str(p['value'])): p['latency'] for p in points}
 
-  def candidate(point: Point) -> Candidate:
+  def candidate(point: Point) -> SettingLosses:
     reference = experiment.reference_of(point)
     time = times.get((temperature, batch, *point.name))  # none in a run that times nothing
     if reference is None or not time or not time['ratio']:
       raise RunError(f'{point.label} has no {"time" if reference else "reference"} in the run; choose with --curve.')
-    return Candidate(point, 1 / time['ratio'], scores(reference) - scores(point))
+    return SettingLosses(point, 1 / time['ratio'], scores(reference) - scores(point))
 
   return {name: [candidate(point) for point in of_run[name].points()] for name in curves}
 
@@ -203,7 +203,7 @@ def _by_prompt(examples: Sequence[Any], texts: Sequence[str], name: str, metric:
 
 
 def report(
-  curves: Mapping[str, Sequence[Candidate]], at_most: float, confidence: float = 0.95, seed: int = 0
+  curves: Mapping[str, Sequence[SettingLosses]], at_most: float, confidence: float = 0.95, seed: int = 0
 ) -> dict[str, Any]:
   """Return each setting with its bound, and the fastest that is certified, by one half of the prompts, as JSON has it.
 
@@ -248,6 +248,6 @@ def as_text(report: Mapping[str, Any]) -> str:
   first = f'{best["label"]}: {best["time"]:.2f} of the time of the reference.' if best else none
   guarantee = GUARANTEE.format(error=round(1 - report['confidence'], 10), **report)
   rows = [[(x | {'certified': 'yes' if x['certified'] else 'no'})[key] for key in COLUMNS] for x in report['settings']]
-  title = f'Losses against the reference; bounds hold with probability {1 - report["level"]:.4g}'
+  title = f'SettingLosses against the reference; bounds hold with probability {1 - report["level"]:.4g}'
   table = formats.markdown(dict(title=title, columns=COLUMNS, rows=rows, note=''))
   return '\n\n'.join([first, guarantee, table])

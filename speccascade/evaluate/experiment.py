@@ -15,7 +15,7 @@ from speccascade.data import metrics
 from speccascade.data.examples import Task
 from speccascade.drafters import translation
 from speccascade.engine import inputs
-from speccascade.engine.job import Job
+from speccascade.engine.job import DecodeJob
 from speccascade.engine.method import Strategy
 from speccascade.evaluate import plugins, programs, tasks, texts
 from speccascade.evaluate.curves import Curve, Point
@@ -275,7 +275,7 @@ class Experiment:
     for point, method in made:
       for temperature in self.temperatures:
         try:
-          Job.of_models(method, models, sampler=self.sampler(temperature))
+          DecodeJob.of_models(method, models, sampler=self.sampler(temperature))
         except ValueError as error:
           raise ValueError(f'{self.name}: {point.label}: {error}') from None
     return named_apart(models)

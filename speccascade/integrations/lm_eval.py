@@ -20,7 +20,7 @@ import numpy as np
 from speccascade import decode, Request, sampling
 from speccascade.data import tokenizer_formats
 from speccascade.decode import options, scoring
-from speccascade.engine.job import Job
+from speccascade.engine.job import DecodeJob
 from speccascade.engine.method import Strategy
 from speccascade.host import commands, names
 from speccascade.host.errors import RunError
@@ -87,7 +87,7 @@ class SpecCascade(TemplateLM):
     args = _parse(None if loaded else models, settings, made)
     self.models = list(models) if loaded else options.load_models(args)
     self.method = method if made else options.method(args, len(self.models))
-    self.models = Job.of_models(self.method, self.models).models
+    self.models = DecodeJob.of_models(self.method, self.models).models
     self.batch_size = args.batch_size
     self.max_gen_toks = max_gen_toks
     self.seed = seed

@@ -14,7 +14,7 @@ import numpy as np
 from speccascade import sampling
 from speccascade.checkpoints.t5x import model, with_params
 from speccascade.engine import loop
-from speccascade.engine.job import Job
+from speccascade.engine.job import DecodeJob
 from speccascade.engine.method import Method
 from speccascade.engine.stats import derive
 from speccascade.types import Array, iota, Model, NO_FAULT, Prompt
@@ -52,7 +52,7 @@ def decode_batch(
     raise ValueError(f'{method.name} decides on the host which texts are answered anew: use speccascade.decode')
   if key is None and not sampler.greedy:
     raise ValueError('sampling needs a key: T5X passes one to predict_batch_with_aux as rng')
-  job = Job.of_models(method, models, sampler=sampler)
+  job = DecodeJob.of_models(method, models, sampler=sampler)
   models = job.models
   tokens = batch['encoder_input_tokens'].astype(jnp.int32)
   method = job.method.at(tokens.shape[0])

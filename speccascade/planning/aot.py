@@ -202,7 +202,7 @@ def program(
     raise ValueError(
       f'rules={list(placement.rules)} for {len(models)} models: give one for each, as in replicated,sharded.'
     )
-  method = lower(method.of([m.network for m in models]))
+  method = lower(method.for_networks([m.network for m in models]))
   slots = tuple(models[m].network for m in method.slots)
   vocab = min(network.vocab_size for network in slots)  # tables are padded beyond what the models share
   layout = None
@@ -215,7 +215,7 @@ def program(
   fixed = loop.Program(slots, cache_slots([models[m] for m in method.slots]), buffer, vocab, backend)
   prompt = np.zeros(sizes.source, np.int32)
   zero = np.uint32(0)
-  row = requests.Row(prompt, 0, 0, 0, sizes.tokens, 0, zero, zero, sampler, (), (), (), 0)
+  row = requests.RequestRow(prompt, 0, 0, 0, sizes.tokens, 0, zero, zero, sampler, (), (), (), 0)
   rows = requests.arrays([row] * sizes.batch, requests.features([row]), sizes.batch, sizes.source, vocab)
   given = backends.Parameters(models[m].params for m in method.slots)
   shapes = jax.eval_shape(lambda params: backends.Parameters(map(backend.prepare, params)), given)

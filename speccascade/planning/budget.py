@@ -7,7 +7,7 @@ from speccascade.host import multihost
 from speccascade.host.progress import Progress
 
 
-class Budget:
+class TimeBudget:
   """Seconds for a number of phases, None without a limit; `left_out` has what they did not suffice for, in words."""
 
   def __init__(

@@ -46,7 +46,7 @@ class Candidate:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Row:
+class PlanRow:
   """One candidate at one γ: its speed-up as predicted and, where it was tried, as measured."""
 
   candidate: Candidate
@@ -72,7 +72,7 @@ class BatchReport:
   batch: int
   names: tuple[str, ...]
   costs: Costs  # of plain speculative decoding
-  rows: tuple[Row, ...]
+  rows: tuple[PlanRow, ...]
   alone: timing.Interval | None = None  # tokens a second of the verifier alone
 
   @property
@@ -80,14 +80,14 @@ class BatchReport:
     """The candidates, the simplest first."""
     return list(dict.fromkeys(row.candidate for row in self.rows))
 
-  def best(self, fits: Callable[[Candidate], bool] = lambda candidate: True) -> Row | None:
+  def best(self, fits: Callable[[Candidate], bool] = lambda candidate: True) -> PlanRow | None:
     """Return the fastest row of the candidates that fit, of those that were tried if any was."""
     rows = [row for row in self.rows if fits(row.candidate)]
     tried = [row for row in rows if row.measured is not None]
     return max(tried or rows, key=lambda row: row.gain, default=None)
 
   @property
-  def choices(self) -> list[Row]:
+  def choices(self) -> list[PlanRow]:
     """The best row of those that keep the verifier's distribution, of cascades, and of ensembles."""
     groups = 'of_verifier', 'of_rule', 'of_ensemble'
     best = (self.best(operator.attrgetter(group)) for group in groups)
@@ -125,7 +125,7 @@ class BatchReport:
     """The recommendation: a sentence for each of `choices`."""
     return ' '.join(map(self._sentence, self.choices))
 
-  def _sentence(self, row: Row) -> str:
+  def _sentence(self, row: PlanRow) -> str:
     candidate = row.candidate
     large = self.names[-1]
     what = 'Collaboration' if candidate.of_ensemble else 'A cascade' if candidate.of_rule else 'Speculation'
@@ -139,7 +139,7 @@ class BatchReport:
       return f'{what} {"should pay" if row.measured is None else "pays"}: {result}; {output}.'
     return f'{what} will not pay here: {self._reason(row)}; {result}.'
 
-  def _reason(self, row: Row) -> str:
+  def _reason(self, row: PlanRow) -> str:
     """Return which of acceptance, drafter, window and start of a text would gain the most if it were ideal."""
     rows = [r for r in self.rows if r.candidate == row.candidate and r.costs is not None]
     if not rows:
@@ -187,7 +187,7 @@ class BatchReport:
     return '\n'.join([*lines, '', self.verdict, f'Fastest with the distribution of {large}: {self.choice}.'])
 
 
-def _cell(row: Row | None) -> str:
+def _cell(row: PlanRow | None) -> str:
   if row is None:
     return ''
   return f'{row.speedup:.2f}×' + ('' if row.measured is None else f' {row.measured.median:.2f}×')

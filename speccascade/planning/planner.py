@@ -17,13 +17,13 @@ from speccascade import decode, Decoded, methods, rules, sampling
 from speccascade.backends import sharding
 from speccascade.drafters import hidden, translation
 from speccascade.engine import inputs, requests
-from speccascade.engine.job import Job
+from speccascade.engine.job import DecodeJob
 from speccascade.engine.method import Method
 from speccascade.host import multihost, storage
 from speccascade.planning import cost_model, profiling, sv_model, timing
-from speccascade.planning.budget import Budget
+from speccascade.planning.budget import TimeBudget
 from speccascade.planning.cost_model import Costs
-from speccascade.planning.plan_report import BatchReport, Candidate, PlanReport, Row
+from speccascade.planning.plan_report import BatchReport, Candidate, PlanReport, PlanRow
 from speccascade.sv import plans
 from speccascade.sv.plans import Origin
 from speccascade.sv.predictors import companion, Predictor, spelled
@@ -87,7 +87,7 @@ def plan(
     raise ValueError('blocks is empty; give γ to plan, as in (1, 3, 5).')
   batches = tuple(costs) if costs else _batches(models, batches, len(prompts))
   call = dict(max_new_tokens=max_new_tokens, sampler=sampler, seed=seed)
-  rows = Job.of(methods.speculative(pair=(0, len(models) - 1)), models, prompts, **call).rows
+  rows = DecodeJob.of(methods.speculative(pair=(0, len(models) - 1)), models, prompts, **call).rows
   models = hidden.attached(models, len(models) - 1)
   if sharding.apart(models):
     raise ValueError('a plan is of models on the same devices: give all of them one mesh.')
@@ -97,12 +97,12 @@ def plan(
       'predictors and a companion.'
     )
   if predictors or len(models) == 3:
-    Job.of_models(profiling.scoring_all(1, len(models)), models, sampler)
+    DecodeJob.of_models(profiling.scoring_all(1, len(models)), models, sampler)
   _check_requests(rows, sampler)
   measured = _Acceptance(models, rules or {}, predictors)
   timed = 0 if costs else len(batches) * measured.timed(blocks, trials)
   steps = len(measured.kinds) + timed + 1  # 1 is left until all is tried
-  time = Budget(budget, 1 + len(batches) * (1 + bool(trials)), steps, shown=progress)
+  time = TimeBudget(budget, 1 + len(batches) * (1 + bool(trials)), steps, shown=progress)
   measured.measure(prompts, rows, blocks, call, time, max(8, *batches))
   if not costs:
     _batches(models, batches, len(measured.prompts), measured.faults)
@@ -122,7 +122,7 @@ def plan(
   return PlanReport(origin, tuple(reports), profile, measured.faults, overlaps, tuple(time.left_out))
 
 
-def _check_requests(rows: Sequence[requests.Row], sampler: sampling.Sampler):
+def _check_requests(rows: Sequence[requests.RequestRow], sampler: sampling.Sampler):
   for row in rows:
     settings = dict(stop=row.stop, stop_tokens=row.stop_tokens, logit_bias=dict(row.bias))
     own = {name: value for name, value in settings.items() if value}
@@ -158,7 +158,11 @@ def digest_of(rows: Sequence[Sequence[int]]) -> str:
 
 
 def _origin(
-  models: Sequence[Model], rows: Sequence[requests.Row], blocks: Sequence[int], sampler: sampling.Sampler, data: str
+  models: Sequence[Model],
+  rows: Sequence[requests.RequestRow],
+  blocks: Sequence[int],
+  sampler: sampling.Sampler,
+  data: str,
 ) -> Origin:
   prompts = [row.tokens for row in rows]
   return Origin(
@@ -204,7 +208,7 @@ class _Acceptance:
     tried = 1 + len(self.ensembles) + len(made) + len(self.scheduled) + min(2, len(blocks) - 1)
     return rounds * (max(trials, 1) + 1) + bool(trials) * tried * (trials + 1)
 
-  def measure(self, prompts, rows: Sequence[requests.Row], blocks, call, time: Budget, least: int):
+  def measure(self, prompts, rows: Sequence[requests.RequestRow], blocks, call, time: TimeBudget, least: int):
     """Decode prompts, whose rows are given, by each rule: as many as there is time for, and `least` in any case."""
     time.begin()
     faults = {}
@@ -241,7 +245,7 @@ class _Acceptance:
     if rules.declaration(rule).is_rule:
       knots = {'knots': KNOTS} if rule is rules.speculative else {}
       networks = [model.network for model in self.models]
-      return [Candidate(name, lambda n: methods.speculative(rule, n, pair=self.pair).of(networks), **knots)]
+      return [Candidate(name, lambda n: methods.speculative(rule, n, pair=self.pair).for_networks(networks), **knots)]
     if len(self.models) != 2:
       raise ValueError(f'{name} combines two models, and there are {len(self.models)}: plan it of two.')
     self.ensembles[name] = methods.ensemble(rule)
@@ -280,14 +284,16 @@ def _knots(candidate: Candidate, blocks: Sequence[int]) -> list[int]:
   return list(dict.fromkeys(blocks[i] for i in (*some[-1:], *some)))
 
 
-def _rows(measured: _Acceptance, blocks, costs: Callable[[Candidate], Costs], profile, batch: int) -> tuple[Row, ...]:
+def _rows(
+  measured: _Acceptance, blocks, costs: Callable[[Candidate], Costs], profile, batch: int
+) -> tuple[PlanRow, ...]:
   """Predict every candidate at every γ."""
   rows = []
   for candidate in measured.candidates:
     cost = costs(candidate)
     for n in blocks:
       speedup = cost_model.speedup(candidate.make(n), candidate.acceptance, cost, measured.lengths)
-      rows.append(Row(candidate, n, speedup, cost))
+      rows.append(PlanRow(candidate, n, speedup, cost))
   plain = costs(measured.candidates[0])
   for signal in () if profile is None else measured.scheduled:
     name = spelled(signal)
@@ -296,7 +302,7 @@ def _rows(measured: _Acceptance, blocks, costs: Callable[[Candidate], Costs], pr
     candidate = Candidate('sv_exact' if signal is companion else f'scheduled by {name}', make, predictor=name, knots=0)
     for n in blocks:
       seconds = batch / sv_model.simulate(profile, batch, n, sv_model.Variant(name))['sv']  # of a token of each row
-      rows.append(Row(candidate, n, cost_model.speedup_of_texts(plain, seconds, measured.lengths)))
+      rows.append(PlanRow(candidate, n, cost_model.speedup_of_texts(plain, seconds, measured.lengths)))
   return tuple(rows)
 
 
@@ -341,7 +347,7 @@ class _Drafted(NamedTuple):
 class _Timer:
   """The clock of one batch size: what rounds cost inside the loop, and how fast decoding is."""
 
-  def __init__(self, models, measured: _Acceptance, blocks, call: dict, batch: int, trials: int, time: Budget):
+  def __init__(self, models, measured: _Acceptance, blocks, call: dict, batch: int, trials: int, time: TimeBudget):
     self.models = timing.endless(models)
     self.measured = measured
     self.blocks = blocks
@@ -511,7 +517,7 @@ def try_best(
     references: The verifier alone by the name 'alone', and ensembles by the names of their rules.
     speeds: Returns tokens a second in each trial of methods that take turns, of the first of them where time is short.
   """
-  measured: dict[Row, tuple[timing.Interval, timing.Interval]] = {}
+  measured: dict[PlanRow, tuple[timing.Interval, timing.Interval]] = {}
   alone = []
   some = _best_rows(report.rows)
   while some:
@@ -532,20 +538,20 @@ def try_best(
   return replace(report, rows=tuple(rows), alone=timing.Interval.of(alone))
 
 
-def _program_of(row: Row) -> Method:
+def _program_of(row: PlanRow) -> Method:
   """Return the method of a row, as the program whose rounds were timed, if some were."""
   method = row.candidate.make(row.block)
   return method.accepting(timing.forced(None)) if row.candidate.knots else method
 
 
-def _best_rows(rows: Sequence[Row]) -> list[Row]:
+def _best_rows(rows: Sequence[PlanRow]) -> list[PlanRow]:
   """Return the best row of each candidate as predicted, and those next to that of plain speculative decoding."""
   groups = itertools.groupby(rows, key=lambda row: row.candidate)
   best = [max(some, key=lambda row: row.speedup) for _, some in groups]
   return best + _neighbours(rows, best[0])
 
 
-def _neighbours(rows: Sequence[Row], row: Row) -> list[Row]:
+def _neighbours(rows: Sequence[PlanRow], row: PlanRow) -> list[PlanRow]:
   """Return the rows with the next smaller and the next larger γ."""
   same = [r for r in rows if r.candidate == row.candidate]
   at = same.index(row)

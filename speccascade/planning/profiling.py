@@ -21,7 +21,7 @@ from speccascade.backends import sharding
 from speccascade.backends.ops import take
 from speccascade.engine import inputs, requests
 from speccascade.engine.engine import Engine
-from speccascade.engine.job import Job
+from speccascade.engine.job import DecodeJob
 from speccascade.engine.limits import First
 from speccascade.engine.loop import positions
 from speccascade.engine.lowering import Phase
@@ -41,7 +41,7 @@ from speccascade.types import Array, iota, Model, NO_FAULT, static
 
 
 @struct.dataclass
-class Notes(Record):
+class Noted(Record):
   """What signals and verifier make of the token at each position [B, T]; `position` is that in the draft."""
 
   values: dict[str, Array]
@@ -64,7 +64,7 @@ class Observe(Phase):
     return ['accept', 'position', *of_companion, *map(predictors.spelled, self.signals)]
 
   def records(self, rows: int, positions: int) -> dict[str, Record]:
-    return {'notes': Notes({name: jnp.zeros((rows, positions)) for name in self.names})}
+    return {'notes': Noted({name: jnp.zeros((rows, positions)) for name in self.names})}
 
   def __call__(self, context: Context, state: State) -> State:
     width = state.window.source.shape[1]
@@ -80,7 +80,7 @@ class Observe(Phase):
       return jnp.where(fresh & state.active[:, None], take(new, jnp.minimum(slot, new.shape[1] - 1)), old)
 
     old = state.records['notes'].values
-    notes = Notes({name: noted(old[name], new) for name, new in zip(self.names, values, strict=True)})
+    notes = Noted({name: noted(old[name], new) for name, new in zip(self.names, values, strict=True)})
     return state.replace(records=state.records | {'notes': notes})
 
 
@@ -107,7 +107,7 @@ def samples_of(
   **call,
 ) -> dict[str, np.ndarray]:
   """Decode prompts by one sampler; return `Profile.samples` of every tested token, which are those of the output."""
-  job = Job.of(observing(block, len(models), signals), models, prompts, **call)
+  job = DecodeJob.of(observing(block, len(models), signals), models, prompts, **call)
   rows = job.rows
   size = sharding.even(min(batch_size, len(rows)), job.shards)
   made = Engine(dataclasses.replace(job, size=size))
@@ -127,7 +127,7 @@ def samples_of(
   return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _sample(verifier: Model, row: requests.Row, number: int, index: int, ended) -> dict[str, np.ndarray]:
+def _sample(verifier: Model, row: requests.RequestRow, number: int, index: int, ended) -> dict[str, np.ndarray]:
   """Return what was noted of one row's output."""
   if ended['fault'].code[index] != NO_FAULT:
     raise ValueError(f'prompt {number}: logits are not finite; check the weights for NaN, or decode in float32.')

@@ -51,7 +51,7 @@ def report(
   program, method, models: Sequence[Model], sizes: aot.Sizes, chip: aot.Chip, placement: aot.Placement | None = None
 ) -> dict[str, Any]:
   """Return what a compiled loop holds and does on a chip of its placement, None for one chip."""
-  method = method.of([m.network for m in models])
+  method = method.for_networks([m.network for m in models])
   memory = program.memory_analysis()
   module = hlo.Module(program.as_text())
   relayouts = module.relayouts()

@@ -17,7 +17,7 @@ import numpy as np
 from speccascade import acceptance, backends, sampling
 from speccascade.backends import sharding
 from speccascade.engine import Engine, engine_for, inputs, requests
-from speccascade.engine.job import Job
+from speccascade.engine.job import DecodeJob
 from speccascade.engine.loop import positions, prefilled
 from speccascade.engine.method import Method
 from speccascade.host import multihost
@@ -105,7 +105,7 @@ def endless(models: Sequence[Model]) -> list[Model]:
   return [m.replace(network=m.network.endless()) for m in models]
 
 
-class Rounds(NamedTuple):
+class TimedRounds(NamedTuple):
   """Rounds of batches in which no text has ended, and the tokens that all rows committed in them."""
 
   seconds: float
@@ -120,28 +120,30 @@ class Rounds(NamedTuple):
 
 def full_rounds(
   method: Method, models: Sequence[Model], prompts: Sequence[Any], batch_size: int, **sizes: Any
-) -> Callable[[], Rounds]:
+) -> Callable[[], TimedRounds]:
   """Return a function that times the rounds of batches until the first text of each ends: no prefill, no idle row.
 
   Prompts that fill no batch are left out. `sizes` are those of `engine_of`.
   """
   starts = range(0, len(prompts) - batch_size + 1, batch_size)
   runs = [_full_batch(method, models, prompts[i : i + batch_size], **sizes) for i in starts]
-  return lambda: Rounds(*map(sum, zip(*(run() for run in runs), strict=True)))
+  return lambda: TimedRounds(*map(sum, zip(*(run() for run in runs), strict=True)))
 
 
-def _full_batch(method: Method, models: Sequence[Model], prompts: Sequence[Any], **sizes: Any) -> Callable[[], Rounds]:
+def _full_batch(
+  method: Method, models: Sequence[Model], prompts: Sequence[Any], **sizes: Any
+) -> Callable[[], TimedRounds]:
   """Return the same of one batch."""
   engine, rows = engine_of(method, models, prompts, **sizes)
   prefix = engine.prefill([row.tokens for row in rows], engine.size)
   batch = engine.insert_batch(rows, None, range(len(rows)))
 
-  def run() -> Rounds:
+  def run() -> TimedRounds:
     state = jax.block_until_ready(engine.begin(prefix, batch))
     before = int(state.length.sum())
     seconds, (_, found) = timed(lambda: engine.collect(engine.run(state, ended=engine.size - len(rows) + 1)))
     rounds = found['stats'].verified_lengths.sum(-1).max()
-    return Rounds(seconds, int(rounds), int(found['length'].sum()) - before)
+    return TimedRounds(seconds, int(rounds), int(found['length'].sum()) - before)
 
   return run
 
@@ -154,10 +156,10 @@ def engine_of(
   max_new_tokens: int,
   max_prompt_tokens: int | None,
   sampler: sampling.Sampler,
-) -> tuple[Engine, list[requests.Row]]:
+) -> tuple[Engine, list[requests.RequestRow]]:
   """Return an engine for one batch of prompts, as `decode` has it, and their rows."""
   sizes = dict(max_new_tokens=max_new_tokens, max_prompt_tokens=max_prompt_tokens, sampler=sampler)
-  job = Job.of(method, models, prompts, seed=0, **sizes)
+  job = DecodeJob.of(method, models, prompts, seed=0, **sizes)
   job = dataclasses.replace(job, size=sharding.even(len(job.rows), job.shards))  # no more rows than there are
   return engine_for(job), job.rows
 

@@ -23,7 +23,7 @@ Example:
 
 from speccascade.rules.base import (
   combiner,
-  Declaration,
+  CombinerFacts,
   declaration,
   defined,
   INF,

@@ -145,7 +145,7 @@ class Range(NamedTuple):
   curve: Sequence[float] = ()
 
 
-class Declaration(NamedTuple):
+class CombinerFacts(NamedTuple):
   """What is said of a rule or a combiner by its decorator.
 
   Attributes:
@@ -184,14 +184,14 @@ def rule(function: Rule | None = None, **facts) -> Any:
 
   Args:
     function: The function; without it a decorator is returned.
-    **facts: Fields of `Declaration`.
+    **facts: Fields of `CombinerFacts`.
 
   Example:
     >>> @rules.rule(alpha=rules.Range(0, 1, drafter=1), definition=lambda q, p, alpha: q.plain.max() < 1 - alpha)
     ... def unsure(q, p, *, alpha):
     ...   return q.confidence < 1 - alpha
   """
-  return declared(Declaration(True, **facts), function)
+  return declared(CombinerFacts(True, **facts), function)
 
 
 def combiner(function: Combiner | None = None, **facts) -> Any:
@@ -199,9 +199,9 @@ def combiner(function: Combiner | None = None, **facts) -> Any:
 
   Args:
     function: The function; without it a decorator is returned.
-    **facts: Fields of `Declaration`.
+    **facts: Fields of `CombinerFacts`.
   """
-  return declared(Declaration(False, **facts), function)
+  return declared(CombinerFacts(False, **facts), function)
 
 
 def declared(facts: Any, function: Callable | None = None) -> Any:
@@ -227,7 +227,7 @@ def name_of(function: Callable) -> str:
   return getattr(function, '__name__', type(function).__name__)
 
 
-def declaration(function: Callable) -> Declaration:
+def declaration(function: Callable) -> CombinerFacts:
   """Return what a rule or a combiner declares; without a decorator a function of two predictions is a rule."""
   function = inside(function)
   found = getattr(function, 'declaration', None)  # a function of a user's needs no decorator
@@ -241,7 +241,7 @@ def declaration(function: Callable) -> Declaration:
       f'{name_of(function)} is neither a rule, a function of two predictions (q, p), nor a combiner, one of a list of '
       f'predictions; a method is the result of a call, {name_of(function)}(…).'
     )
-  return Declaration(len(needed) == 2)
+  return CombinerFacts(len(needed) == 2)
 
 
 def numbers_of(function: Callable) -> list[str]:
@@ -288,7 +288,7 @@ def target(
   return found
 
 
-def as_target(returned: Any, predictions: Sequence[Prediction], facts: Declaration) -> Target:
+def as_target(returned: Any, predictions: Sequence[Prediction], facts: CombinerFacts) -> Target:
   """Return the target that a decision δ, a set S or a distribution π stands for."""
   if isinstance(returned, Target):
     return returned
@@ -323,7 +323,7 @@ class OneOf:
   choices: tuple[Rule, ...]
 
   @property
-  def declaration(self) -> Declaration:
+  def declaration(self) -> CombinerFacts:
     """That of any of them; what they differ in shapes no program."""
     return declaration(self.choices[0])
 

@@ -8,7 +8,7 @@ from jax import tree_util
 import numpy as np
 
 from speccascade import sampling
-from speccascade.rules.base import Declaration, declaration, inside, name_of, Range
+from speccascade.rules.base import CombinerFacts, declaration, inside, name_of, Range
 from speccascade.types import Combiner, Rule
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -79,7 +79,7 @@ def models_of(bound: tree_util.Partial) -> int | None:
   return models(*bound.keywords.values()) if callable(models) else models
 
 
-def _declared(bound: tree_util.Partial) -> Declaration:
+def _declared(bound: tree_util.Partial) -> CombinerFacts:
   """Return the declaration of a function, having refused unknown, missing and old-fashioned arguments."""
   parameters = inspect.signature(inside(bound)).parameters
   if strange := [name for name in ('sampler', 'rest') if name in parameters and name not in bound.keywords]:

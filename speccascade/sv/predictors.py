@@ -176,7 +176,7 @@ class AcceptanceTable(Fit):
 
 
 @dataclasses.dataclass(frozen=True)
-class Declaration:
+class SignalFacts:
   """What is said of a signal by its decorator.
 
   Attributes:
@@ -193,8 +193,8 @@ class Declaration:
 
 
 def signal(**facts) -> Callable:
-  """Declare a signal: a decorator that takes fields of `Declaration`. Without it a function looks at the token."""
-  return declared(Declaration(**facts))
+  """Declare a signal: a decorator that takes fields of `SignalFacts`. Without it a function looks at the token."""
+  return declared(SignalFacts(**facts))
 
 
 def _gap(x: Array) -> Array:
@@ -272,7 +272,7 @@ class Predictor:
     return rules.name_of(self.signal)
 
   @property
-  def declaration(self) -> Declaration:
+  def declaration(self) -> SignalFacts:
     """What its signal declares."""
     return declaration(self.signal)
 
@@ -286,14 +286,14 @@ class Predictor:
     return self.fit.chance(carry, *self.signals(draft))
 
 
-def declaration(function: Callable) -> Declaration:
+def declaration(function: Callable) -> SignalFacts:
   """Return what a signal declares; one that declares nothing looks at the drawn token."""
-  return getattr(rules.inside(function), 'declaration', Declaration())
+  return getattr(rules.inside(function), 'declaration', SignalFacts())
 
 
 def check(function: Any) -> None:
   """Raise where a value is no signal; nothing is called."""
-  if not callable(function) or isinstance(function, type) or not isinstance(declaration(function), Declaration):
+  if not callable(function) or isinstance(function, type) or not isinstance(declaration(function), SignalFacts):
     raise ValueError(
       f'predictor={rules.name_of(function) if callable(function) else repr(function)} is no signal; give one of '
       f'{", ".join(known())}, or a function of a Draft.'
@@ -304,7 +304,7 @@ def check_declared(text: str) -> None:
   """Raise where a text names no declared signal of the package or of an imported module: a plan may name no other."""
   with names.as_data():
     function = names.find(text, 'predictor', known()).value
-  if not inspect.isfunction(function) or not isinstance(getattr(function, 'declaration', None), Declaration):
+  if not inspect.isfunction(function) or not isinstance(getattr(function, 'declaration', None), SignalFacts):
     raise ValueError(f'{text!r} names no declared signal, as a plan does; write @predictors.signal() above it.')
 
 

@@ -17,7 +17,7 @@ import speccascade
 from speccascade import acceptance, drafters, methods, Request, rules, Sampler
 from speccascade.checkpoints import hf
 import speccascade.drafters.medusa
-from speccascade.engine.job import Job
+from speccascade.engine.job import DecodeJob
 import speccascade.models.toy
 
 SIZES = dict(hidden_size=8, intermediate_size=12, num_attention_heads=4, num_key_value_heads=2, vocab_size=11)
@@ -528,9 +528,9 @@ def test_a_target_reads_a_head_in_lockstep_alone(tmp_path):
     methods.token_cascade(functools.partial(rules.chow, alpha=0.3)),
   ):
     with pytest.raises(ValueError, match=having('model 0, a head', 'drafter=2')):
-      Job.of_models(method, given)
+      DecodeJob.of_models(method, given)
   for method in (methods.ensemble(mean), methods.oracle(OPT), methods.speculative(block=2), methods.bild()):
-    Job.of_models(method, given)
+    DecodeJob.of_models(method, given)
 
 
 def tiny_table():

@@ -9,7 +9,7 @@ from tiers import long_but
 
 from speccascade import acceptance, decode, methods, rules, Sampler, stopping
 from speccascade.check.enumeration import distance, lockstep_distribution
-from speccascade.engine.job import Job
+from speccascade.engine.job import DecodeJob
 from speccascade.engine.limits import First
 from speccascade.engine.lowering import lower
 from speccascade.engine.phases import Alternate, Propose, Score, Verify
@@ -87,7 +87,7 @@ def test_a_round_that_leaves_ever_more_tokens_pending_is_refused():
   with pytest.raises(ValueError, match=having('verify', 'drafted tokens pending')):
     lower(method)
   with pytest.raises(ValueError, match=having('verify', 'slot 2')):
-    Job.of_models(method, [MODELS[0], *MODELS])
+    DecodeJob.of_models(method, [MODELS[0], *MODELS])
 
 
 def test_a_policy_has_the_logits_that_it_learns_from():
@@ -100,4 +100,4 @@ def test_a_policy_has_the_logits_that_it_learns_from():
 def test_a_schedule_that_remembers_needs_its_policy():
   method = methods.scheduled(predictors.margin, 3, budget=Stale(TopK(2)))
   with pytest.raises(ValueError, match=having('Scheduling', 'policy')):
-    Job.of_models(method.replace(policy=stopping.Policy()), MODELS)
+    DecodeJob.of_models(method.replace(policy=stopping.Policy()), MODELS)

@@ -48,7 +48,9 @@ def given(method, networks, rows: int, slots: int = SLOTS, width: int = 8):
   """Return what a run of these networks takes: what is compiled in, shapes of weights and state, and an insertion."""
   chosen = tuple(networks[m] for m in method.slots)
   program = loop.Program(chosen, tuple(range(len(chosen))), slots, 40, backends.CPU())
-  row = requests.Row(np.ones(width, np.int32), 0, 0, 0, 9, 0, np.uint32(0), np.uint32(0), Sampler(1.0), (), (), (), 0)
+  row = requests.RequestRow(
+    np.ones(width, np.int32), 0, 0, 0, 9, 0, np.uint32(0), np.uint32(0), Sampler(1.0), (), (), (), 0
+  )
   arrays = requests.arrays([row] * rows, requests.features([row]), rows, width, 40)
   params = tuple(n.param_shapes() for n in chosen)
   state = jax.eval_shape(functools.partial(loop.blank, program, lower(method).start), params, arrays)

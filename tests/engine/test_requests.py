@@ -21,7 +21,7 @@ from speccascade import embedded, methods, Request, rules, Sampler, stopping
 from speccascade.backends import limits
 from speccascade.drafters import ngram
 from speccascade.engine import engine, inputs, loop, results
-from speccascade.engine.job import Job
+from speccascade.engine.job import DecodeJob
 from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.types import Model, Network
@@ -244,7 +244,7 @@ def test_a_prompt_lookup_that_remembers_drafts_repeated_tasks_and_changes_no_gre
 def test_a_text_is_not_drafted_from_one_that_its_own_random_numbers_made():
   # A drafted token that a number has accepted, it would accept again; one that followed a rejection, it would reject.
   asked = [Request([1, 2], seed=7), Request([1, 2], seed=7)]
-  job = lambda memory, *asked, **how: Job.of(
+  job = lambda memory, *asked, **how: DecodeJob.of(
     METHODS['speculative'], [ngram.drafter(LARGE, memory=memory), LARGE], asked, **settings | how
   )
   settings = dict(sampler=Sampler(), seed=0, max_new_tokens=4)
@@ -253,7 +253,7 @@ def test_a_text_is_not_drafted_from_one_that_its_own_random_numbers_made():
   job(0, *asked)
   job(8, *asked, sampler=Sampler(coupling='gumbel'))
   again = [ngram.remembering(ngram.drafter(LARGE, memory=8), [[1, 2]], seed=3), LARGE]
-  later = lambda seed, **how: Job.of(METHODS['speculative'], again, [[1, 2]], **settings | dict(seed=seed) | how)
+  later = lambda seed, **how: DecodeJob.of(METHODS['speculative'], again, [[1, 2]], **settings | dict(seed=seed) | how)
   with pytest.raises(ValueError, match=having('ngram', 'seed 3', 'prompt 0', 'another seed')):
     later(3)
   later(4)
@@ -604,7 +604,7 @@ def test_a_table_that_is_bound_to_a_processor_is_an_argument():
 def test_parameters_in_numpy_are_put_on_the_device_once():
   models = [x.replace(params=jax.tree.map(np.asarray, x.params)) for x in PAIR]
   assert run(OPT, models, [[1, 2]]).tokens == run(OPT, PAIR, [[1, 2]]).tokens
-  made = engine.Engine(Job.of(OPT, models, [[1, 2]], max_new_tokens=9, sampler=Sampler(), seed=0))
+  made = engine.Engine(DecodeJob.of(OPT, models, [[1, 2]], max_new_tokens=9, sampler=Sampler(), seed=0))
   assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(made.params))
 
 
@@ -648,7 +648,7 @@ def test_a_batch_that_ends_out_of_memory_says_what_to_lower(error):
     def block_until_ready(self):
       raise jax.errors.JaxRuntimeError(error)
 
-  made = engine.Engine(Job.of(OPT, PAIR, [[1]] * 2, max_new_tokens=4, sampler=Sampler(0.0), seed=0))
+  made = engine.Engine(DecodeJob.of(OPT, PAIR, [[1]] * 2, max_new_tokens=4, sampler=Sampler(0.0), seed=0))
   with pytest.raises(MemoryError, match=having('2 rows', '8', '9 bytes', 'lower max')):
     made.collect(engine.Running(None, None, [Failed()], ended=2, left=0))
 

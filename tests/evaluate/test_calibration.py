@@ -15,7 +15,7 @@ from speccascade import run as speccascade_run
 from speccascade.data import metrics
 from speccascade.data.examples import Example, Task
 from speccascade.evaluate import calibration, config, Curve, Experiment, runner
-from speccascade.evaluate.calibration import betting_p_value, Candidate
+from speccascade.evaluate.calibration import betting_p_value, SettingLosses
 from speccascade.host.errors import RunError
 from speccascade.host.runs import as_json, RunDir
 
@@ -106,7 +106,7 @@ BAD_LOSSES = np.ones(800)
 
 def settings(curve, losses, times):
   """Return a curve's candidates."""
-  return [Candidate(*given) for given in zip(curve.points(), times, losses)]
+  return [SettingLosses(*given) for given in zip(curve.points(), times, losses)]
 
 
 def certified(*curves, times=(0.9, 0.5, 0.3), at_most=2.0):

@@ -24,7 +24,7 @@ from speccascade import checkpoints, methods, Sampler
 from speccascade.checkpoints import hf
 from speccascade.data import sources
 from speccascade.data.seqio import tasks
-from speccascade.engine.job import Job
+from speccascade.engine.job import DecodeJob
 from speccascade.evaluate import config, published
 from speccascade.evaluate.experiment import Experiment
 from speccascade.models import shapes
@@ -300,7 +300,7 @@ def test_the_config_of_a_row_builds_and_its_figures_are_right(row, prepared):
   made = experiments(command_of(row))
   for experiment in made:
     for point in experiment.points:
-      Job.of_models(point.build(), of_one_vocabulary(models_of(experiment)))
+      DecodeJob.of_models(point.build(), of_one_vocabulary(models_of(experiment)))
     assert max_positions(experiment) >= experiment.task.max_prompt_tokens + experiment.task.max_new_tokens
     assert not experiment.cell or published.of_cell(experiment.cell)
   count, chip = row['chips'].split()
@@ -337,7 +337,7 @@ def test_every_pair_and_task_of_collaborative_decoding_is_a_cell(pair, cell, pre
   assert [checkpoint.path for checkpoint in experiment.models] == [*PAIRS[pair]]
   assert experiment.cell == macros['CELL'] and TASKS[cell].startswith(experiment.task.name)
   for point in experiment.points:
-    Job.of_models(point.build(), of_one_vocabulary(models_of(experiment)))
+    DecodeJob.of_models(point.build(), of_one_vocabulary(models_of(experiment)))
   assert max_positions(experiment) >= experiment.task.max_prompt_tokens + experiment.task.max_new_tokens
 
 

@@ -124,7 +124,9 @@ def test_the_reason_is_what_would_gain_most_if_it_were_ideal(rate, drafter, slop
 def of_rate(rate, found, blocks=(1, 2, 4), alone=None):
   """Return the plan of plain speculative decoding where each token is accepted with this chance."""
   candidate = plan_report.Candidate('speculative', lambda n: methods.speculative(block=n), (rate,))
-  rows = [plan_report.Row(candidate, n, cost_model.speedup(candidate.make(n), (rate,), found), found) for n in blocks]
+  rows = [
+    plan_report.PlanRow(candidate, n, cost_model.speedup(candidate.make(n), (rate,), found), found) for n in blocks
+  ]
   return plan_report.BatchReport(1, ('small', 'large'), found, tuple(rows), alone)
 
 
@@ -193,7 +195,7 @@ def test_a_method_with_more_to_it_has_to_be_faster_by_five_per_cent():
   batch = of_rate(0.8, costs(0.1))
   best = batch.best()
   for gain, chosen in ((1.04, 'speculative'), (1.06, 'sv_exact')):
-    row = plan_report.Row(exact, 2, best.speedup * gain)
+    row = plan_report.PlanRow(exact, 2, best.speedup * gain)
     assert dataclasses.replace(batch, rows=(*batch.rows, row)).choice.method == chosen
 
 
@@ -217,14 +219,14 @@ def test_runs_that_matter_less_are_left_out_after_half_the_time_and_turns_after_
 
 
 def test_each_phase_has_an_even_share_of_what_is_left():
-  time = budget.Budget(60.0, 3, 9, clock=iter([0.0, 0.0, 19.0, 20.0, 40.0, 49.0, 51.0, 70.0, 70.0]).__next__)
+  time = budget.TimeBudget(60.0, 3, 9, clock=iter([0.0, 0.0, 19.0, 20.0, 40.0, 49.0, 51.0, 70.0, 70.0]).__next__)
   time.begin()
   assert time.allows() and not time.allows()  # 20 of 60 seconds
   time.begin()
   assert time.allows() and not time.allows()  # half of the 20 that are left
   time.begin()
   assert not time.allows()
-  assert budget.Budget(None, 0, 1).allows()
+  assert budget.TimeBudget(None, 0, 1).allows()
 
 
 @pytest.mark.full
@@ -306,7 +308,7 @@ def test_requests_are_timed_at_the_lengths_that_are_asked_whatever_their_own(mon
   call = dict(max_new_tokens=64, sampler=Sampler(0.0), seed=0)
   prompts = [Request([1], max_new_tokens=5, min_new_tokens=2), [2]]
   measured = SimpleNamespace(prompts=prompts, rows=requests.rows(pair(), prompts, **call), lengths=[5, 7])
-  timer = planner._Timer(pair(), measured, (2,), call, 2, 1, budget.Budget(None, 1, 1))
+  timer = planner._Timer(pair(), measured, (2,), call, 2, 1, budget.TimeBudget(None, 1, 1))
   timer._first_token(timer.alone)()
   assert asked == [{8}, {8}, {1}]
 

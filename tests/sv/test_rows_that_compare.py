@@ -77,7 +77,7 @@ TEST = methods.scheduled(after, 3, **GREEDY)
 
 @pytest.mark.long
 def test_rows_that_are_compared_beside_a_drafter_in_one_pass_need_numbers_by_round(monkeypatch):
-  made = TEST.of([model.network for model in ONE_PASS])
+  made = TEST.for_networks([model.network for model in ONE_PASS])
   assert made.by_round and not TEST.by_round  # a drafter whose tokens are the same in every round needs none
   assert off(TEST, ONE_PASS, Size(3, 8, tables=8), monkeypatch) < CLOSE
   assert off(TEST, ONE_PASS, Size(3, 8, tables=8), monkeypatch, by_round=False) == pytest.approx(0.03, abs=1e-6)
@@ -87,7 +87,7 @@ def test_rows_that_are_compared_beside_a_drafter_in_one_pass_need_numbers_by_rou
 def test_numbers_are_keyed_by_round_where_rows_are_compared_and_a_number_may_come_again(ending):
   def by_round(budget, models):
     made = methods.scheduled(predictors.max_q, 3, budget=budget, plan=GREEDY['plan'], ending=ending)
-    return made.of([model.network for model in models]).by_round
+    return made.for_networks([model.network for model in models]).by_round
 
   for models in (FAIR, ONE_PASS):
     assert not by_round(Causal(), models)

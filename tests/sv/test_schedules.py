@@ -15,7 +15,7 @@ from speccascade import decode, methods, Request, Sampler, sampling, stopping
 from speccascade.backends.ops import take1
 from speccascade.check import enumeration
 from speccascade.drafters import ngram, one_pass
-from speccascade.engine.job import Job
+from speccascade.engine.job import DecodeJob
 from speccascade.engine.limits import Limit
 from speccascade.engine.phases import Propose, Score
 from speccascade.models import toy
@@ -237,7 +237,7 @@ def test_a_drafter_in_one_pass_goes_with_no_budget_that_looks_ahead(numbers, bud
   assert law(ahead, models, 'coupled', most=3).sum(0)[0] == pytest.approx(0.6, abs=1e-6)
   method = methods.scheduled(predictors.drawn_q, 2, **BUDGETS[budget]('after'))
   np.testing.assert_allclose(law(method, models, numbers, mate=MATE), [[0.36, 0.24], [0.24, 0.16]], atol=1e-6)
-  asked = functools.partial(Job.of, ahead, prompts=[[0]], max_new_tokens=4, seed=0)
+  asked = functools.partial(DecodeJob.of, ahead, prompts=[[0]], max_new_tokens=4, seed=0)
   with pytest.raises(ValueError, match=having('looks ahead', 'Goodput(greedy=True)', "coupling='gumbel'")):
     asked(models, sampler=Sampler())
   with pytest.raises(ValueError, match='looks ahead'):
@@ -251,7 +251,7 @@ def test_rows_of_the_same_random_numbers_go_with_no_budget_that_compares_drafts_
   # q = (.5, .5), p = (.9, .1): the first of two tokens is verified unless the other row's draft, the same, has it: .85.
   def job(budget, ending, *asked, **how):
     method = methods.scheduled(predictors.max_q, 2, budget=budget, ending=ending)
-    Job.of(method, FAIR, asked, **dict(max_new_tokens=4, seed=0, sampler=Sampler()) | how)
+    DecodeJob.of(method, FAIR, asked, **dict(max_new_tokens=4, seed=0, sampler=Sampler()) | how)
 
   twice = Request([0], seed=1), Request([1], seed=1)
   with pytest.raises(ValueError, match=having('prompts 0 and 1', 'seed 1', 'top 1 by max_q', "coupling='gumbel'")):

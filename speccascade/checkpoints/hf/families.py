@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from speccascade.checkpoints.hf.checks import check
-from speccascade.checkpoints.hf.family import decoder, FAMILIES, family, Key, OWN, Settings
+from speccascade.checkpoints.hf.family import ConfigFields, decoder, FAMILIES, family, Key, OWN
 from speccascade.checkpoints.hf.spans import has_rope, learned, rotary
 from speccascade.models.decoder import DecoderConfig
 from speccascade.models.t5 import T5, T5Config, T5GemmaConfig
@@ -38,12 +38,12 @@ def _activation(key: str, gelu_tanh: str = 'gelu_new', **others: str) -> Key:
   return Key(lambda c: others.get(c[key]) or _named(c[key]), lambda x: {key: written[x.activation]})
 
 
-def _or(field: str, key: str, other: Callable[[Settings], Any]) -> Key:
+def _or(field: str, key: str, other: Callable[[ConfigFields], Any]) -> Key:
   """Return a field whose key may be null, which stands for another value."""
   return Key(lambda c: c[key] or other(c), lambda x: {key: getattr(x, field)})
 
 
-def _scale(c: Settings) -> float:
+def _scale(c: ConfigFields) -> float:
   """Return Gemma's scale of the scores."""
   scalar = c['query_pre_attn_scalar']
   if scalar is None or scalar <= 0:
@@ -64,12 +64,12 @@ def _projection(x: T5Config) -> dict[str, str]:
   return {'feed_forward_proj': f'gated-{activation}' if x.gated else activation}
 
 
-def _t5_activation(c: Settings) -> str:
+def _t5_activation(c: ConfigFields) -> str:
   gated, _, name = c['feed_forward_proj'].rpartition('-')
   return _named('gelu_new' if (gated, name) == ('gated', 'gelu') else name)
 
 
-def t5(settings: Settings, *, eos_ids: tuple[int, ...], dtype: str, scan: bool) -> T5:
+def t5(settings: ConfigFields, *, eos_ids: tuple[int, ...], dtype: str, scan: bool) -> T5:
   """Return the T5 that a config.json describes."""
   if (buckets := settings['relative_attention_num_buckets']) < 4:
     raise ValueError(f"config.json: 'relative_attention_num_buckets' is {buckets}, expected at least 4: correct it")
@@ -77,7 +77,7 @@ def t5(settings: Settings, *, eos_ids: tuple[int, ...], dtype: str, scan: bool) 
   return T5(config, eos_ids, _start(settings, settings['pad_token_id'], config.vocab_size), dtype, scan)
 
 
-def _start(settings: Settings, other: int | None, size: int) -> int:
+def _start(settings: ConfigFields, other: int | None, size: int) -> int:
   """Return the token that a decoder's text begins with, by default another."""
   start = settings['decoder_start_token_id']
   start = other if start is None else start
@@ -86,7 +86,7 @@ def _start(settings: Settings, other: int | None, size: int) -> int:
   return start
 
 
-def t5gemma(settings: Settings, *, eos_ids: tuple[int, ...], dtype: str, scan: bool) -> T5:
+def t5gemma(settings: ConfigFields, *, eos_ids: tuple[int, ...], dtype: str, scan: bool) -> T5:
   """Return the T5Gemma that a config.json describes."""
   own = _stack(settings, 'decoder')
   config = T5GemmaConfig(**vars(own) | settings.family.fields_of(settings))
@@ -96,12 +96,12 @@ def t5gemma(settings: Settings, *, eos_ids: tuple[int, ...], dtype: str, scan: b
   return T5(config, eos_ids, _start(settings, begin, config.vocab_size), dtype, scan)
 
 
-def _stack(settings: Settings, key: str) -> DecoderConfig:
+def _stack(settings: ConfigFields, key: str) -> DecoderConfig:
   """Return a stack of T5Gemma, whose settings are those of Gemma 2."""
   check(settings[key], key, dict, 'an object')
   gemma = FAMILIES['gemma2']
   gemma.check(settings[key])
-  return decoder(Settings(settings[key], gemma), eos_ids=(), dtype='', scan=False).config
+  return decoder(ConfigFields(settings[key], gemma), eos_ids=(), dtype='', scan=False).config
 
 
 def _stacks(x: T5GemmaConfig) -> dict[str, Any]:

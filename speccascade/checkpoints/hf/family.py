@@ -18,7 +18,7 @@ MASK = 'pard_token'  # by which a model that drafts in one pass states its mask
 _NEEDED = {'rms_norm_eps', 'layer_norm_epsilon', 'max_window_layers'}  # numbers that are not null
 
 
-class Settings(dict):
+class ConfigFields(dict):
   """A config.json with the defaults of its family; asking for what is in neither is a clear error."""
 
   def __init__(self, config: Mapping, family: 'Family'):
@@ -56,7 +56,7 @@ class Settings(dict):
 class Key(NamedTuple):
   """A field of a network's configuration that is stored in another form: how it is read, and how it is written."""
 
-  read: Callable[[Settings], Any]
+  read: Callable[[ConfigFields], Any]
   write: Callable[[Any], Mapping[str, Any]]  # of the network's configuration; keys that a family has not are left out
 
 
@@ -105,7 +105,7 @@ class Family:
   about: str = ''
   tiny: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-  def fields_of(self, settings: Settings) -> dict[str, Any]:
+  def fields_of(self, settings: ConfigFields) -> dict[str, Any]:
     """Return the fields of our configuration."""
 
     def read(key):
@@ -200,7 +200,7 @@ def _check_parts(config: type, network: Callable | None = None, names: Any = (),
       raise ValueError(f"keys['{name}']={key!r} is no key of config.json for a field of {', '.join(sorted(fields))}.")
 
 
-def decoder(settings: Settings, *, eos_ids: tuple[int, ...], dtype: str, scan: bool) -> Decoder:
+def decoder(settings: ConfigFields, *, eos_ids: tuple[int, ...], dtype: str, scan: bool) -> Decoder:
   """Return the decoder that a config.json describes by the keys and switches of its family."""
   fields = settings.family.fields_of(settings)
   heads, kv_heads, head_dim = (fields[name] for name in ('heads', 'kv_heads', 'head_dim'))
@@ -223,7 +223,7 @@ def decoder(settings: Settings, *, eos_ids: tuple[int, ...], dtype: str, scan: b
 # ---- from config.json to a network ----
 
 
-def settings(config: dict) -> Settings:
+def settings(config: dict) -> ConfigFields:
   """Return the text model's settings; a multi-modal config has them in `text_config`."""
   if 'model_type' not in config:
     raise ValueError("config.json has no 'model_type': is this a Hugging Face model folder?")
@@ -243,7 +243,7 @@ def settings(config: dict) -> Settings:
   if config.get('quantization_config'):
     refuse_quantised(config['quantization_config'])
   family.check(config)
-  return Settings(config, family)
+  return ConfigFields(config, family)
 
 
 def network_from_config(config: dict, *, eos_ids=None, dtype: str = 'float32', scan: bool = False) -> Network:
@@ -267,7 +267,7 @@ def token_id(config: Mapping, keys: Sequence[str], vocab: int) -> int | None:
   return None if key is None else config[key]
 
 
-def _made(c: Settings, **given) -> Network:
+def _made(c: ConfigFields, **given) -> Network:
   """Return the network that a family makes of a config, of a user's family with all tried that loading needs."""
   family: Family = c.family
   try:

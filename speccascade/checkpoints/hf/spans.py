@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from speccascade.checkpoints.hf.checks import check, check_number
-from speccascade.checkpoints.hf.family import Key, Settings
+from speccascade.checkpoints.hf.family import ConfigFields, Key
 from speccascade.models.decoder import DecoderConfig, Span
 from speccascade.models.rope import KINDS, Rope
 
@@ -32,7 +32,7 @@ _FIELDS = {  # that a kind of rope has beyond `theta` and `share`
   'llama3': ('factor', 'original', 'low', 'high'),
   'yarn': ('factor', 'original', 'beta_fast', 'beta_slow', 'truncate', 'magnitude'),
 }
-Choice = Callable[[Settings, int], bool]  # of a config and the number of a layer
+Choice = Callable[[ConfigFields, int], bool]  # of a config and the number of a layer
 
 
 def rotary(local: Choice | None = None, rotates: Choice = lambda c, i: True, ropes: Sequence[str] = KINDS) -> Key:
@@ -44,7 +44,7 @@ def rotary(local: Choice | None = None, rotates: Choice = lambda c, i: True, rop
     ropes: The kinds of ropes that the family has.
   """
 
-  def read(c: Settings) -> tuple[Span, ...]:
+  def read(c: ConfigFields) -> tuple[Span, ...]:
     window = c.get('sliding_window') or 0
     kinds = {False: Span(0, _rope(c, _FULL, ropes)), True: Span(window, _rope(c, _SLIDING, ropes))}
     spans = (kinds[is_local] for is_local in _local(c, local))
@@ -58,14 +58,14 @@ def learned(layers: str) -> Key:
   return Key(lambda c: (Span(0, None),) * c[layers], lambda x: {layers: len(x.spans)})
 
 
-def has_rope(c: Settings, layer: int) -> bool:
+def has_rope(c: ConfigFields, layer: int) -> bool:
   """Return whether a layer of SmolLM3 turns queries and keys."""
   if c['no_rope_layers']:
     return bool(c.by_layer('no_rope_layers', c['num_hidden_layers'], (0, 1))[layer])
   return (layer + 1) % c['no_rope_layer_interval'] != 0
 
 
-def _local(c: Settings, local: Choice | None) -> list[bool]:
+def _local(c: ConfigFields, local: Choice | None) -> list[bool]:
   """Return which layers look through the sliding window."""
   count = c['num_hidden_layers']
   switch = 'use_sliding_window'
@@ -107,7 +107,7 @@ def _stated(rope: Rope, *more: str) -> dict[str, Any]:
   return {'rope_type': rope.kind} | {_KEYS[field]: getattr(rope, field) for field in (*more, *_FIELDS[rope.kind])}
 
 
-def _rope(c: Settings, kind: str, ropes: Sequence[str]) -> Rope:
+def _rope(c: ConfigFields, kind: str, ropes: Sequence[str]) -> Rope:
   """Return the rope of one kind of layer, from the new `rope_parameters` or the old `rope_theta` and `rope_scaling`."""
   local = 'rope_local_base_freq' in c.family.defaults and kind == _SLIDING
   theta, share = (_key(c, keys) for keys in (_THETAS, _SHARES))
@@ -131,12 +131,12 @@ def _rope(c: Settings, kind: str, ropes: Sequence[str]) -> Rope:
   return Rope(float(given['rope_theta']), name, **_scaled(c, given, name), share=turned)
 
 
-def _key(c: Settings, keys: Sequence[str]) -> str:
+def _key(c: ConfigFields, keys: Sequence[str]) -> str:
   """Return the last of some keys that a family has, else the first."""
   return next((key for key in reversed(keys) if key in c.family.defaults), keys[0])
 
 
-def _scaled(c: Settings, given: dict, name: str) -> dict[str, Any]:
+def _scaled(c: ConfigFields, given: dict, name: str) -> dict[str, Any]:
   """Return the fields by which a rope of some kind is stretched."""
   if name in ('linear', 'llama3'):
     check(given.get('factor'), 'factor', int | float, f'the number by which {name} scales')

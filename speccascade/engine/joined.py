@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from speccascade.types import Array
 
 
-def pack(tree: Any) -> Array:
+def join(tree: Any) -> Array:
   """Return arrays [B, …] of 32 bits, and booleans, as one array [B, N] of whole numbers."""
 
   def as_int32(x):
@@ -20,14 +20,14 @@ def pack(tree: Any) -> Array:
   return jnp.concatenate([as_int32(x) for x in jax.tree.leaves(tree)], 1)
 
 
-def unpack(packed: Any, like: Any) -> Any:
-  """Return the arrays that `pack` has put into an array, here or on the host, by a tree of their shapes and dtypes."""
+def split(joined: Any, like: Any) -> Any:
+  """Return the arrays that `join` has put into an array, here or on the host, by a tree of their shapes and dtypes."""
   leaves, structure = jax.tree.flatten(like)
   found = []
   first = 0
   for x in leaves:
     last = first + math.prod(x.shape[1:])
-    piece = packed[:, first:last].reshape(-1, *x.shape[1:])
+    piece = joined[:, first:last].reshape(-1, *x.shape[1:])
     found.append(piece != 0 if x.dtype == bool else piece.view(x.dtype))
     first = last
   return structure.unflatten(found)
