@@ -97,7 +97,7 @@ class Program:
     self.placement = aot.Placement(aot.describe(HALF).devices, mesh)
     specs = [sharding.specs(n, self.placement.mesh) if m in held else None for m, n in enumerate(networks)]
     vocab = min(n.vocab_size for n in networks)
-    layout = sharding.planned(networks, self.placement.mesh, specs, rows, lowered.window, vocab)
+    layout = sharding.planned(networks, self.placement.mesh, specs)
     backend = backends.named('tpu').on_mesh(layout)
     buffer = loop.positions(networks[-1], SOURCE, TOKENS, lowered.beyond)
     slots = tuple(range(len(networks)))

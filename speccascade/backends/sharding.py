@@ -3,9 +3,11 @@
 A mesh has the axes 'data' and 'model', or one of them, and 'expert' if it is given. Rows are sharded over 'data', a
 model's parameters by its rules, ((logical axis, axis of the mesh or None), …): `SHARDED` divides heads, inner widths
 and the vocabulary over 'model' and 'expert' together, experts over 'expert' and their inner widths over 'model',
-`REPLICATED` nothing. What does not divide is replicated, with one warning; it is the heads that have to divide where an
-axis joins them with their dimensions. A program for several devices has a `Layout` as a static part, made of the
-shardings of its models' parameters; nothing else names an axis of a mesh.
+`REPLICATED` nothing. `mesh` makes 'model' of its prime factors, 'model', 'model_2', …: what does not divide over all of
+them is sharded over the first few, as 8 key-value heads are over 32 devices. What divides over none is replicated, with
+one warning; it is the heads that have to divide where an axis joins them with their dimensions. A program for several
+devices has a `Layout` as a static part, made of the shardings of its models' parameters; nothing else names an axis of
+a mesh.
 
 Axis letters: B batch, W window, V vocabulary, K key-value heads, T slots, D head dimension.
 """
@@ -13,14 +15,18 @@ Axis letters: B batch, W window, V vocabulary, K key-value heads, T slots, D hea
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
+import itertools
 import math
 import numbers
+import operator
 from typing import Any
 import warnings
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 import numpy as np
+
+from speccascade.backends import links
 
 Array = jax.Array
 Rules = tuple[tuple[str, Any], ...]
@@ -32,8 +38,8 @@ _DENSE = 'vocab', 'mlp', 'heads', 'joined_kv', 'joined_kv_heads', 'kv_heads'
 SHARDED: Rules = (*((n, (MODEL, EXPERT)) for n in _DENSE), ('expert', EXPERT), ('expert_mlp', MODEL))
 REPLICATED: Rules = ()
 NAMED_RULES = {'sharded': SHARDED, 'replicated': REPLICATED}
-_COLLECTIVE = 8 << 20  # bytes of weights that a chip reads in the time of one small collective
-_GATHERED = 8 << 20  # bytes of a window's logits whose gathering takes as long as reductions over a sharded vocabulary
+_MESSAGE = 1 << 18  # bytes of a window's activations, about
+_READ = 819e9  # bytes of weights that a chip reads in a second
 
 
 # ---- meshes and models ----
@@ -59,11 +65,17 @@ def mesh(shape: Mapping[str, int], devices: Sequence | None = None) -> Mesh:
   if set(size) - {DATA, MODEL, EXPERT} or not 0 < min(size.values()) or count > len(available):
     raise ValueError(f'mesh {dict(shape)}: give data and model, at most {_counted(available)} in all.')
   used = available[:count]
+  split = {name: n for axis, n in size.items() for name, n in (_prime(n) if axis == MODEL else {axis: n}).items()}
   if devices is None and (lost := {d.process_index for d in available} - {d.process_index for d in used}):
     raise ValueError(
       f'mesh {dict(shape)} has no device of process {min(lost)}: give it some of each, {_counted(available)} in all.'
     )
-  return Mesh(np.array(used).reshape(*size.values()), tuple(size))
+  return Mesh(np.array(used).reshape(*split.values()), tuple(split))
+
+
+def _prime(n: int) -> dict[str, int]:
+  """Return the axes of a mesh that 'model' is made of, so that what n devices do not divide some of them may."""
+  return {MODEL if i == 0 else f'{MODEL}_{i + 1}': k for i, k in enumerate(links.prime_factors(n) or [1])}
 
 
 def _counted(some: Sequence) -> str:
@@ -154,13 +166,24 @@ def shardings(
 
 
 def _names(axis: Any) -> tuple[str, ...]:
-  """Return the axes of a mesh that a rule names."""
+  """Return the axes of a mesh that a rule or a spec names."""
   return axis if isinstance(axis, tuple) else (axis,) if axis else ()
+
+
+def _parts(axis: Any, on: Mesh) -> list[str]:
+  """Return the axes of this mesh that a rule names: of 'model' all that `mesh` made of it."""
+  return [part for name in _names(axis) for part in on.shape if part == name or name == part.split('_')[0] == MODEL]
+
+
+def _dividing(parts: Sequence[str], on: Mesh, *sizes: int) -> tuple[str, ...]:
+  """Return the first axes of a mesh, as many as possible, whose devices divide all of some sizes."""
+  shards = itertools.accumulate((on.shape[part] for part in parts), operator.mul)
+  return tuple(parts[: sum(1 for n in shards if not any(size % n for size in sizes))])
 
 
 def _shards(on: Mesh) -> int:
   """Return over how many devices a model is sharded."""
-  return on.shape.get(MODEL, 1) * on.shape.get(EXPERT, 1)
+  return math.prod(on.shape[part] for part in _parts((MODEL, EXPERT), on))
 
 
 def _is_spec(x: Any) -> bool:
@@ -190,15 +213,19 @@ def _spec(network, shape: Sequence[int], axes, rules: Rules, on: Mesh, undivided
   used = set()
   spec = []
   for name, size in zip(axes, shape, strict=True):
-    over = to.get(name)
-    over = tuple(a for a in _names(over) if a in on.shape and a not in used)
-    shards = math.prod(on.shape[a] for a in over)
-    if counts.get(name, size) % shards:
-      undivided(f"'{name}' of {counts.get(name, size)}", shards, network)
-      over = ()
+    parts = [part for part in _parts(to.get(name), on) if part not in used]
+    count = counts.get(name, size)
+    over = _dividing(parts, on, count)
+    if (shards := math.prod(on.shape[part] for part in parts)) > 1 and not over:
+      undivided(f"'{name}' of {count}", shards, network)
     used |= set(over)
-    spec.append(over[0] if len(over) == 1 else over or None)
+    spec.append(_axis(over))
   return PartitionSpec(*spec)
+
+
+def _axis(names: Sequence[str]) -> Any:
+  """Return an entry of a spec."""
+  return names[0] if len(names) == 1 else tuple(names) or None
 
 
 @functools.lru_cache(maxsize=64)
@@ -224,7 +251,7 @@ def _checked(rules: Rules | str, on: Mesh) -> Rules:
     )
   rules = NAMED_RULES[rules] if isinstance(rules, str) else rules
   for _, over in rules if rules != SHARDED else ():  # whose axes a mesh need not have
-    if lost := [axis for axis in _names(over) if axis not in on.shape]:
+    if lost := [axis for axis in _names(over) if not _parts(axis, on)]:
       raise ValueError(f'rules {rules}: the mesh has no axis {lost[0]!r}, only {", ".join(map(repr, on.shape))}.')
   return tuple(rules)
 
@@ -232,8 +259,8 @@ def _checked(rules: Rules | str, on: Mesh) -> Rules:
 def default_rules(network: Any, on: Mesh) -> Rules:
   """Return `SHARDED` where a step saves more time in reading weights than collectives add, else `REPLICATED`.
 
-  A collective follows each product over a sharded axis. It takes as long as reading some megabytes, so that small
-  drafters are replicated.
+  A collective follows each product over a sharded axis. It takes as long as reading some megabytes, more on more chips,
+  so that small drafters are replicated. The times are those of a v5e, which other chips have in about this proportion.
   """
   shards = _shards(on)
   if shards == 1 or parameters(network)[1] is None:
@@ -243,10 +270,12 @@ def default_rules(network: Any, on: Mesh) -> Rules:
   for x, axes in zip(jax.tree.leaves(parameters(network)[0]), _axes(network), strict=True):
     spec = _spec(network, x.shape, axes, SHARDED, on, lambda *_: None)
     if any(spec):
-      saved += math.prod(x.shape) * x.dtype.itemsize * (1 - 1 / shards)
+      own = math.prod(on.shape[part] for axis in spec for part in _names(axis))
+      saved += math.prod(x.shape) * x.dtype.itemsize * (1 - 1 / own)
       inside = any(tuple(spec)[-2:-1])  # what a product sums over
       collectives += inside * (x.shape[0] if axes[0] == 'layers' else 1)
-  return SHARDED if saved > _COLLECTIVE * collectives else REPLICATED
+  collective = _READ * links.V5E.seconds('all-reduce', _MESSAGE, shards)
+  return SHARDED if saved > collective * collectives else REPLICATED
 
 
 def _axes(network) -> list:
@@ -256,14 +285,8 @@ def _axes(network) -> list:
 # ---- a program's layout ----
 
 
-def layout_for(models: Sequence[Any], rows: int = 0, window: int = 0, vocab: int = 0) -> 'Layout | None':
-  """Return the layout of models that run together, None where they are on one device.
-
-  Args:
-    models: The models, by slot.
-    rows: The rows of a batch.
-    window: W.
-    vocab: V.
+def layout_for(models: Sequence[Any]) -> 'Layout | None':
+  """Return the layout of models that run together, by slot, None where they are on one device.
 
   Raises:
     ValueError: If they are not on the same mesh.
@@ -275,33 +298,29 @@ def layout_for(models: Sequence[Any], rows: int = 0, window: int = 0, vocab: int
   def spec_of(m):
     return None if m.params is None else jax.tree.map(lambda x: x.sharding.spec, m.params)
 
-  return planned([m.network for m in models], on, map(spec_of, models), rows, window, vocab)
+  return planned([m.network for m in models], on, map(spec_of, models))
 
 
-def layout_for_step(models: Sequence[Any], on: Mesh | None, rows: int, window: int, vocab: int) -> 'Layout | None':
+def layout_for_step(models: Sequence[Any], on: Mesh | None) -> 'Layout | None':
   """Return the layout of models in a step that is partitioned over a mesh, None for one device.
 
   Args:
     models: The models, by slot: those whose parameters are traced are sharded, the others replicated.
     on: The mesh; None for that of the parameters.
-    rows: The rows of a batch.
-    window: W.
-    vocab: V.
   """
   if on is None:
-    return layout_for(models, rows, window, vocab)
+    return layout_for(models)
   if on.size == 1:
     return None
   rules = [SHARDED if isinstance(_a_leaf(m.params), jax.core.Tracer) else REPLICATED for m in models]
   networks = [m.network for m in models]
   by_model = [specs(network, on, some) for network, some in zip(networks, rules, strict=True)]
-  return planned(networks, on, by_model, rows, window, vocab)
+  return planned(networks, on, by_model)
 
 
-def planned(networks: Sequence[Any], on: Mesh, by_model: Iterable[Any], rows: int, window: int, vocab: int) -> 'Layout':
+def planned(networks: Sequence[Any], on: Mesh, by_model: Iterable[Any]) -> 'Layout':
   """Return the layout of networks whose parameters have these specs, None of one that lies elsewhere."""
-  axes = tuple(_sharded_axes(n, some) for n, some in zip(networks, by_model, strict=True))
-  return Layout(on, axes).for_window(rows, window, vocab)
+  return Layout(on, tuple(_sharded_axes(n, some) for n, some in zip(networks, by_model, strict=True)))
 
 
 def shared(models: Sequence[Any]) -> Mesh | None:
@@ -392,27 +411,18 @@ class Layout:
 
   mesh: Mesh
   axes: tuple[tuple[tuple[str, Any], ...], ...]
-  shards_vocab: bool = False  # whether a window's logits and distributions stay sharded along the vocabulary
-
-  def for_window(self, rows: int, window: int, vocab: int) -> 'Layout':
-    """Return the layout that keeps the vocabulary sharded where gathering a window's logits would take longer."""
-    own = -(-rows // self.mesh.shape.get(DATA, 1))
-    return dataclasses.replace(self, shards_vocab=own * (window + 1) * vocab * 4 > _GATHERED)
 
   def only(self, slots: Sequence[int]) -> 'Layout':
     """Return the layout of some of the models."""
-    return dataclasses.replace(self, axes=tuple(self.axes[s] for s in slots), shards_vocab=False)
+    return dataclasses.replace(self, axes=tuple(self.axes[s] for s in slots))
 
   def _over(self, size: int, axis: Any, what: str) -> Any:
-    """Return the mesh's axis that shards so many, or None where they do not divide or it has no such axis."""
-    names = axis if isinstance(axis, tuple) else (axis,)
-    shards = math.prod(self.mesh.shape.get(name, 1) for name in names if name)
-    if axis is None or shards == 1:
-      return None
-    if size % shards:
-      _warn(f'{what} of {size}', shards)
-      return None
-    return axis
+    """Return what of an axis shards so many, or None where nothing divides them or the mesh has no such axis."""
+    parts = [part for part in _names(axis) if self.mesh.shape.get(part, 1) > 1]
+    over = _dividing(parts, self.mesh, size)
+    if parts and not over:
+      _warn(f'{what} of {size}', math.prod(self.mesh.shape[part] for part in parts))
+    return _axis(over)
 
   def rows(self, tree: Any) -> Any:
     """Return the specs of arrays with rows on axis 0."""
@@ -435,8 +445,8 @@ class Layout:
     )
 
   def _head(self, slot: int) -> Any:
-    """Return the axis that shards a model's vocabulary where distributions stay sharded along it."""
-    return dict(self.axes[slot]).get('vocab') if self.shards_vocab else None
+    """Return the axis that shards a model's vocabulary."""
+    return dict(self.axes[slot]).get('vocab')
 
   def by_vocabulary(self, x: Array, slot: int) -> PartitionSpec:
     """Return the spec of logits or distributions [B, …, V] of a model."""
@@ -497,10 +507,10 @@ def over_shards(
   over = dict(layout.axes[0])
   over |= {'rows': DATA if DATA in layout.mesh.shape else None, 'heads': over.get('joined_kv_heads')}
   for kind, axis in over.items():
-    shards = math.prod(layout.mesh.shape[name] for name in _names(axis))
+    parts = [part for part in _names(axis) if layout.mesh.shape[part] > 1]
     sizes = {n for x, names in arrays.values() for n, name in zip(x.shape, names, strict=True) if name == kind}
     sizes -= {1} if kind == 'rows' else set()  # a bias may have one for all
-    over[kind] = axis if shards > 1 and sizes and not any(n % shards for n in sizes) else None
+    over[kind] = _axis(_dividing(parts, layout.mesh, *sizes)) if sizes else None
 
   def spec(x, names):
     return PartitionSpec(*(over.get(n) if s > 1 else None for s, n in zip(x.shape, names, strict=True)))
@@ -526,17 +536,16 @@ def gathered(layout: Layout | None, x: Array) -> Array:
   return x if layout is None else layout.pin(x, layout.rows(x))
 
 
-def computed(layout: Layout | None, x: Array, slot: int) -> Array:
-  """Return a model's logits [B, …, V] in the shards that its head makes, so that they move and not its weights."""
-  return x if layout is None else layout.pin(x, dataclasses.replace(layout, shards_vocab=True).by_vocabulary(x, slot))
-
-
 def as_head(layout: Layout | None, x: Array, slot: int) -> Array:
-  """Return a model's logits or distributions [B, …, V], sharded where its head and the window are, else gathered."""
+  """Return a model's logits or distributions [B, …, V] in the shards that its head makes.
+
+  They stay so: softmax, tests and residuals are small reductions over the shards, whereas logits that were gathered
+  would lie with the window in the lanes of a TPU, most of which stay empty.
+  """
   return x if layout is None else layout.pin(x, layout.by_vocabulary(x, slot))
 
 
 def in_blocks(layout: Layout | None, x: Array, size: int) -> Array:
   """Return x [B, …, V], its last axis sharded only where each shard consists of complete blocks."""
-  shards = 1 if layout is None or not layout.shards_vocab else _shards(layout.mesh)
+  shards = 1 if layout is None else _shards(layout.mesh)
   return x if shards == 1 or x.shape[-1] % (size * shards) == 0 else gathered(layout, x)

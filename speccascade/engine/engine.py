@@ -67,7 +67,7 @@ class Side:
     self.width = job.width
     self.vocab = inputs.vocabulary(job.models)
     buffer = loop.positions(models[-1].network, job.width, job.max_new, method.beyond)
-    layout = sharding.layout_for(slots, size, method.window, self.vocab)
+    layout = sharding.layout_for(slots)
     backend, self.params = backends.prepared(slots, layout)
     given = [x for s in slots for x in jax.tree.leaves(s.params) if isinstance(x, jax.Array)]
     self.weights = given, self.params  # a backend's copies, and what they were made of

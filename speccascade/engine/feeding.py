@@ -51,7 +51,7 @@ def feed(
     logits = packing.unpack(logits)
   layout = context.backend.layout
   # Embeddings may be padded beyond the vocabulary that the models share.
-  logits = sharding.computed(layout, logits, m)[..., : state.window.vocab]
+  logits = sharding.as_head(layout, logits, m)[..., : state.window.vocab]
   logits = filled(context.lacks[m], logits.astype(jnp.float32))
   logits = process(context, state, logits, position) if mask_token is None else logits
   state = state.replace(

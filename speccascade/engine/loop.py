@@ -304,7 +304,7 @@ def decode_batch(
   slots = [models[m] for m in method.slots]
   buffer = positions(slots[-1].network, width, max_new_tokens, method.beyond)
   vocab = inputs.vocabulary(models)
-  layout = sharding.layout_for_step(slots, mesh, rows, method.window, vocab)
+  layout = sharding.layout_for_step(slots, mesh)
   backend, params = backends.prepared(slots, layout, mesh)
   program = Program(tuple(s.network for s in slots), cache_slots(slots), buffer, vocab, backend)
 

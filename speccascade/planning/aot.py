@@ -18,6 +18,7 @@ import numpy as np
 
 from speccascade import backends, checkpoints, Sampler, theory
 from speccascade.backends import sharding
+from speccascade.backends.links import Links, V5E
 from speccascade.checkpoints.hf import network_of
 from speccascade.data import sources
 from speccascade.drafters import hidden
@@ -40,13 +41,14 @@ class Chip:
   clock: float  # cycles a second
   memory: float  # GiB that a program may use
   flops: float  # multiplications and additions a second, in bfloat16
+  links: Links | None = None  # to the other chips of a slice, where its programs are simulated
 
 
 CHIPS = {
-  'v4': Chip(1228e9, 1.05e9, 31, 275e12),
-  'v5e': Chip(819e9, 1.503e9, 15.75, 197e12),
-  'v5p': Chip(2765e9, 1.75e9, 95, 459e12),
-  'v6e': Chip(1640e9, 1.75e9, 31.25, 918e12),
+  'v4': Chip(1228e9, 1.05e9, 31, 275e12, Links(45e9, 3, 4)),
+  'v5e': Chip(819e9, 1.503e9, 15.75, 197e12, V5E),
+  'v5p': Chip(2765e9, 1.75e9, 95, 459e12, Links(90e9, 3, 4)),
+  'v6e': Chip(1640e9, 1.75e9, 31.25, 918e12, Links(90e9, 2, 16)),
   'h100': Chip(3352e9, 1.98e9, 79, 989e12),
 }
 # What XLA asks of a GPU that is not there.
@@ -209,7 +211,7 @@ def program(
   rules = placement.rules or [None] * len(models)
   specs = [sharding.specs(models[m].network, placement.mesh, rules[m]) for m in method.slots]
   if placement.mesh.size > 1:
-    layout = sharding.planned(slots, placement.mesh, specs, sizes.batch, method.window, vocab)
+    layout = sharding.planned(slots, placement.mesh, specs)
     backend = backend.on_mesh(layout)
   buffer = loop.positions(slots[-1], sizes.source, sizes.tokens, method.beyond)
   fixed = loop.Program(slots, cache_slots([models[m] for m in method.slots]), buffer, vocab, backend)
@@ -250,7 +252,7 @@ def reading_bytes(models: Sequence[Model], sizes: Sizes, placement: Placement, p
     specs = sharding.specs(network, placement.mesh, rules)
     backend, layout = backends.named(platform), None
     if placement.mesh.size > 1:
-      layout = sharding.planned([network], placement.mesh, [specs], sizes.batch, 1, network.vocab_size)
+      layout = sharding.planned([network], placement.mesh, [specs])
       backend = backend.on_mesh(layout)
     params = placement.put(jax.eval_shape(backend.prepare, model.params), specs)
     prompt = Prompt(np.zeros((sizes.batch, sizes.source), np.int32), np.zeros(sizes.batch, np.int32))
@@ -299,7 +301,7 @@ def floor_bytes(method: Method, models: Sequence[Model], sizes: Sizes, placement
       return weight_bytes(params, experts) + tree_bytes(cached)
     rules = placement.rules[method.slots[slot]] if placement.rules else None
     specs = sharding.specs(network, placement.mesh, rules)
-    layout = sharding.planned([network], placement.mesh, [specs], sizes.batch, method.window, network.vocab_size)
+    layout = sharding.planned([network], placement.mesh, [specs])
 
     def shard(x):
       return jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype)

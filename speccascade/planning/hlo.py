@@ -57,6 +57,12 @@ class Array:
     return math.prod(self.dims)
 
   @property
+  def lanes(self) -> int:
+    """The size of the dimension whose elements lie next to each other."""
+    first = re.match(r'\{(\d+)', self.order)
+    return self.dims[int(first[1])] if first and self.dims else 1
+
+  @property
   def bytes(self) -> int:
     digits = re.search(r'\d+', self.dtype)
     return -(-self.elements * (BITS.get(self.dtype) or int(digits[0])) // 8)
@@ -129,6 +135,8 @@ class Module:
 
   def __init__(self, text: str):
     self.computations, self.entry = parse(text)
+    found = re.search(r'\bnum_partitions=(\d+)', text.partition('\n')[0])
+    self.devices = int(found[1]) if found else 1
 
   def by_name(self, computation: str) -> dict[str, Instruction]:
     """Return the instructions of a computation by name."""
@@ -222,6 +230,23 @@ class Module:
         for i, n in enumerate((1, times, times * self.result_bytes(x))):
           count[i] += n
     return counts
+
+  def group_size(self, x: Instruction) -> int:
+    """Return how many devices take part in each group of a collective."""
+    given = re.search(r'replica_groups=(.*?)(?:, \w+=|$)', x.rest)
+    if not given or given[1] == '{}':
+      return self.devices
+    if sizes := re.match(r'mesh\[(.*?)\] ?\{(.*?)\}', given[1]):  # the axes of a mesh, and those of a group
+      axes = dict(re.findall(r"'(\w+)'=(\d+)", sizes[1]))
+      return math.prod(int(part or axes[name]) for name, part in re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", sizes[2]))
+    if listed := re.match(r'\{\{([\d,]*)\}', given[1]):
+      return listed[1].count(',') + 1
+    return int(re.match(r'\[\d+,(\d+)\]', given[1])[1])
+
+  def thin_arrays(self, least: int = 1 << 20) -> list[Array]:
+    """Return the arrays of a round, of so many bytes, that leave most of the 128 lanes of a TPU's tiles empty."""
+    made = [a for c in self.closure(self.body) for x in self.computations[c] for a in arrays(x.shape)]
+    return [a for a in made if a.bytes >= least and a.lanes < 16]
 
   def result_bytes(self, x: Instruction) -> int:
     """Return the bytes of what a collective gives, its operands left out."""

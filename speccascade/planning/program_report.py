@@ -58,7 +58,10 @@ def report(
   moves = cache_moves(module)
   anew = [(path, array) for path, array in relayouts if path.startswith('params')]
   on_tpu = any(x.cycles for x in module.computations[module.body])  # a GPU's program has no estimates
-  simulated = rounds.simulate(module, chip.bandwidth / chip.clock, method.draft_turns) if on_tpu else None
+  simulated = None
+  if on_tpu:
+    network = None if chip.links is None else lambda *what: chip.clock * chip.links.seconds(*what)
+    simulated = rounds.simulate(module, chip.bandwidth / chip.clock, method.draft_turns, network=network)
   least = aot.floor_bytes(method, models, sizes, placement)
   arguments = argument_bytes(module)
   taken = memory.argument_size_in_bytes
@@ -81,6 +84,7 @@ def report(
     entry_cache_relayouts=len(relayouts) - len(anew),
     collectives=module.collectives(method.draft_turns),
     kernels=module.kernels(method.draft_turns),
+    thin_arrays=len(module.thin_arrays()) if on_tpu else 0,
     floor_bytes=least,
     **_cycles(simulated),
   )
@@ -96,6 +100,7 @@ def _cycles(found: rounds.Round | None) -> dict[str, Any]:
 
   return dict(
     simulated_cycles=round(found.cycles),
+    collective_cycles=round(found.collectives),
     traffic_cycles=round(found.traffic),
     floor_cycles=round(found.floor),
     cycles_by_part=whole(found.parts),
@@ -135,6 +140,8 @@ def show(figures: dict[str, Any], chip: aot.Chip) -> None:
 
   traffic, floor = (f'{of(name)}, {cycles / figures[name]:.2f} times' for name in ('traffic_cycles', 'floor_cycles'))
   print(f'a round         {of("simulated_cycles")}, simulated; {least}')
+  if figures['collectives']:
+    print(f'  collectives   {of("collective_cycles")} of it')
   print(f'  over traffic  {traffic}')
   print(f'  over floor    {floor}')
   for kind in ('phase', 'part'):

@@ -6,6 +6,7 @@ own. Here every byte that crosses the memory (HBM) is counted once, on one queue
 * a copy that is started moves beside the core; where the schedule asks for its result, the core waits for the queue;
 * a kernel of ours takes the longer of its bytes and of the cycles that it states;
 * any other instruction takes the longer of XLA's estimate and of the bytes that it reads and writes itself;
+* a collective takes its time on the links to other chips (`backends.links`), beside the core if it is only started;
 * of branches one runs, whether they are of a conditional or loops of at most one turn (`Backend.choose`).
 
 This is a model: copies have no latency, instructions no gap, and the memory `EFFICIENCY` of its peak.
@@ -25,6 +26,7 @@ _CHOSEN = re.compile(r'/branch_(\d+)_of_\d+/while$')
 _STATED = re.compile(r'"cycles":\s*"(\d+)"')  # in the metadata of a kernel
 WAITING = 'waits for the memory'
 KERNELS = 'kernels of our own'
+COLLECTIVES = 'collectives'
 PARTS = {  # by the names of modules in an instruction's path
   'MLP': r'/mlp',
   'head': r'logits_dense|\.attend\b.*dot_general|token_embedder\.attend',
@@ -56,8 +58,6 @@ def alternatives(module: hlo.Module, computation: str) -> dict[str, list[str]]:
 
 def part_of(x: hlo.Instruction) -> str:
   """Return what an instruction is a part of."""
-  if x.op.removesuffix('-start') in hlo.COLLECTIVES:
-    return 'collectives'
   if x.op in ('copy', 'transpose'):
     return 'copies'
   return next((name for name, pattern in PARTS.items() if re.search(pattern, x.path)), 'sampling, tests, bookkeeping')
@@ -71,6 +71,7 @@ class Round:
     cycles: How long it takes.
     traffic: How long the memory takes to move its bytes.
     floor: What its phases take where each overlaps its bytes with its instructions: the longer of the two.
+    collectives: How long it takes less without the time of collectives.
     parts: {part: cycles} that the core spends, waits among them.
     phases: {phase: cycles}.
   """
@@ -78,12 +79,19 @@ class Round:
   cycles: float
   traffic: float
   floor: float
+  collectives: float
   parts: Mapping[str, float]
   phases: Mapping[str, float]
 
 
 def simulate(
-  module: hlo.Module, bytes_per_cycle: float, unknown: int, *, shortest: bool = False, computation: str | None = None
+  module: hlo.Module,
+  bytes_per_cycle: float,
+  unknown: int,
+  *,
+  network: Callable[[str, float, int], float] | None = None,
+  shortest: bool = False,
+  computation: str | None = None,
 ) -> Round:
   """Return a round of a program.
 
@@ -91,10 +99,11 @@ def simulate(
     module: The program.
     bytes_per_cycle: What the memory moves at its peak.
     unknown: The turns of loops of which the program does not have the number.
+    network: The cycles of a collective, of its operation, bytes and chips; None: none.
     shortest: Whether of branches the shortest runs, and not the longest.
     computation: What runs, as `module.entry`; None: the body of the decode loop.
   """
-  line = _Timeline(module, EFFICIENCY * bytes_per_cycle, unknown, min if shortest else max)
+  line = _Timeline(module, EFFICIENCY * bytes_per_cycle, unknown, network, min if shortest else max)
   line.run(computation or module.body)
   line.bytes[''] += sum(size for _, size in line.started.values())  # which nothing waits for
   moved = {phase: n / line.speed for phase, n in line.bytes.items()}
@@ -103,19 +112,21 @@ def simulate(
   for (phase, part), cycles in line.time.items():
     parts[part] += cycles
     phases[phase or 'bookkeeping'] += cycles
-  return Round(line.now, sum(moved.values()), floor, dict(parts.most_common()), dict(phases))
+  return Round(line.now, sum(moved.values()), floor, parts[COLLECTIVES], dict(parts.most_common()), dict(phases))
 
 
 class _Timeline:
   """The core's and the memory's clocks while a schedule runs."""
 
-  def __init__(self, module: hlo.Module, speed: float, unknown: int, choose: Callable):
+  def __init__(self, module: hlo.Module, speed: float, unknown: int, network: Callable | None, choose: Callable):
     self.module = module
     self.speed = speed  # bytes a cycle
     self.unknown = unknown
+    self.network = network
     self.choose = choose  # of the timelines of branches
     self.now = 0.0
     self.free = 0.0  # when the memory has moved all that is queued
+    self.linked = 0.0  # when the links are free
     self.started: dict[tuple[str, str], tuple[float, float]] = {}  # when a copy ends, and its bytes
     self.phase = ''
     self.time = collections.Counter()  # by phase and part
@@ -141,8 +152,29 @@ class _Timeline:
         end, size = self.started.pop((computation, x.operands[0]), (0.0, 0.0))
         self.bytes[self.phase] += size  # of the phase that needs them
         self._until(end, WAITING)
+      elif sent := self._collectives(x):
+        for one in sent:
+          self.linked = max(self.linked, self.now) + self._on_links(one)
+        if x.op.endswith('-start'):
+          self.started[computation, x.name] = self.linked, 0.0
+        else:
+          self._until(self.linked, COLLECTIVES)
+      elif x.op.endswith('-done'):
+        self._until(self.started.pop((computation, x.operands[0]), (0.0, 0.0))[0], COLLECTIVES)
       else:
         self._compute(computation, x)
+
+  def _collectives(self, x: hlo.Instruction) -> list[hlo.Instruction]:
+    """Return the collectives that an instruction is or starts."""
+    if x.op.removesuffix('-start') in hlo.COLLECTIVES:
+      return [x]
+    called = (c for names in x.called.values() for c in names) if x.op == 'async-start' else ()
+    return [y for c in called for y in self.module.computations[c] if y.op in hlo.COLLECTIVES]
+
+  def _on_links(self, x: hlo.Instruction) -> float:
+    if self.network is None:
+      return 0.0
+    return self.network(x.op.removesuffix('-start'), self.module.result_bytes(x), self.module.group_size(x))
 
   def _branch(self, computations: list[str]):
     """Run one of some computations."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from speccascade import acceptance, backends, sampling
 from speccascade.backends import sharding
-from speccascade.engine import Engine, engine_for, inputs, requests
+from speccascade.engine import Engine, engine_for, requests
 from speccascade.engine.job import DecodeJob
 from speccascade.engine.loop import positions, prefilled
 from speccascade.engine.method import Method
@@ -187,7 +187,7 @@ def passes_seconds(
   """
   models, widths, times = zip(*passes, strict=True)
   window = window or max(widths)
-  backend, params = backends.prepared(models, sharding.layout_for(models, batch, window, inputs.vocabulary(models)))
+  backend, params = backends.prepared(models, sharding.layout_for(models))
   networks = tuple(m.network for m in models)
   slots = positions(networks[-1], source, tokens, window)
   caches = filled(models, batch, source, slots) if caches is None else caches

@@ -1,10 +1,9 @@
 """Decode on meshes of 8 virtual devices and on one, and say of each case whether tokens and statistics are the same.
 
-  python tests/backends/mesh_cases.py FAMILY:METHOD:TEMPERATURE:MESH:batch|queue[:distributions][:gumbel][:texts] …
+  python tests/backends/mesh_cases.py FAMILY:METHOD:TEMPERATURE:MESH:batch|queue[:gumbel][:texts] …
 
 It runs in a process of its own, for JAX counts its devices when it starts. The drafter is replicated, the other models
-are sharded; with `distributions` those of a window stay sharded along the vocabulary, as small ones do not by
-themselves. MESH is DATAxMODEL, DATAxMODELxEXPERT with an axis for experts, or the drafters' and the verifier's, as in
+are sharded. MESH is DATAxMODEL, DATAxMODELxEXPERT with an axis for experts, or the drafters' and the verifier's, as in
 2x1/1x4. With `texts` statistics may differ, as where a method decides for the batch. Cases of TPUs come last: all after
 them run on that backend.
 """
@@ -195,7 +194,6 @@ def same(case: str) -> dict:
     backends.register('cpu', backends.TPU(interpret=True))
   mesh = lambda name: meshes[-1 if name == 'l' else 0]
   rule = lambda name: sharding.REPLICATED if name == 's' else sharding.SHARDED
-  sharding._GATHERED = 0 if 'distributions' in options else 1 << 30
   sampler = Sampler(float(temperature), coupling='gumbel' if 'gumbel' in options else 'maximal')
   ours = run(family, name, sampler, kind == 'queue', lambda n, m: sharding.place(m, mesh(n), rule(n)))
   one = alone(family, name, sampler, kind == 'queue')

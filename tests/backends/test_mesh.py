@@ -79,11 +79,11 @@ def test_experts_turns_packed_windows_and_a_kernel_for_the_heads_of_each_chip_ar
 OTHERS = {'gpt_neox': '1x8', 'stablelm': '1x8', 'mixtral': '2x2x2', 'qwen3_moe': '2x2x2', 't5gemma': '4x2'}
 MORE = {
   **{n: [f'{n}:speculative:{t}:{m}:queue' for t, m in enumerate(('2x4', other))] for n, other in OTHERS.items()},
-  'coupled': ['gpt_neox:speculative:1:1x8:queue:gumbel', 't5gemma:opt:1:4x2:batch:distributions:gumbel'],
+  'coupled': ['gpt_neox:speculative:1:1x8:queue:gumbel', 't5gemma:opt:1:4x2:batch:gumbel'],
   'coupled schedule': ['decoder:scheduled:1:2x1/1x4:queue:gumbel', 't5:scheduled:1:2x1/1x4:batch'],
-  'coupled turns': ['t5:cos of two:1:1x8:batch:gumbel', 'decoder:opt:1:4x2:batch:distributions:gumbel'],
+  'coupled turns': ['t5:cos of two:1:1x8:batch:gumbel', 'decoder:opt:1:4x2:batch:gumbel'],
   'kernels': ['t5 on tpus:opt:0:2x4:queue', 't5gemma on tpus:opt:0:4x2:batch'],
-  'translated': ['t5:translated:0:2x4:batch', 'decoder:translated:1:2x4:queue:distributions'],
+  'translated': ['t5:translated:0:2x4:batch', 'decoder:translated:1:2x4:queue'],
   'one pass': ['t5:one pass:0:2x4:queue', 'decoder:one pass:1:4x2:queue'],
   'head': ['t5:head:0:2x4:queue', 'decoder:head:1:4x2:queue'],
   'layerskip': ['decoder:layerskip:0:2x4:batch', 'decoder:layerskip:1:4x2:queue'],
@@ -102,7 +102,7 @@ def test_families_and_drafters_are_the_same_on_a_mesh(name):
 @pytest.mark.parametrize('name', [*DRAFTED, *LOCKSTEP, 'one pass', 'translated'])
 @pytest.mark.parametrize('family', ['t5', 'decoder'])
 def test_every_method_is_the_same_where_halves_take_turns(family, name):
-  kinds = ['batch:gumbel', 'queue', 'queue:distributions:gumbel']
+  kinds = ['batch:gumbel', 'queue', 'queue:gumbel']
   kinds = [kinds[1]] if name in ('block verification', 'bild') else kinds  # which have no coupling
   kinds = [f'{kind}:texts' for kind in kinds] if name.startswith('sv') else kinds
   kinds = [kind for kind in kinds if name != 'sv' or 'gumbel' in kind]
@@ -114,16 +114,15 @@ def test_every_method_is_the_same_where_halves_take_turns(family, name):
 @pytest.mark.parametrize('name', DRAFTED + LOCKSTEP)
 @pytest.mark.parametrize('family', ['t5', 'decoder'])
 def test_every_method_is_the_same_on_every_mesh(family, name):
-  kinds = ['batch', 'queue', 'batch:distributions', 'queue:distributions']
-  of = lambda i, t: f'{family}:{name}:{t}:{MESHES[i]}:{kinds[(i + t) % 4]}'
+  of = lambda i, t: f'{family}:{name}:{t}:{MESHES[i]}:{("batch", "queue")[(i + t) % 2]}'
   check([of(i, t) for t in (0, 1) for i in range(4)], accepts=name in DRAFTED)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize('family', ['t5', 'decoder'])
 def test_every_rule_is_the_same_on_a_mesh(family):
-  kinds = ['batch', 'queue:distributions', 'queue', 'batch:distributions']
-  check([f'{family}:{r}:{t}:{MESHES[(i + 2 * t) % 4]}:{kinds[i % 4]}' for i, r in enumerate(RULES) for t in (0, 1)])
+  of = lambda i, t: f'{family}:{RULES[i]}:{t}:{MESHES[(i + 2 * t) % 4]}:{("batch", "queue")[i % 2]}'
+  check([of(i, t) for i in range(len(RULES)) for t in (0, 1)])
 
 
 @pytest.mark.long

@@ -76,11 +76,20 @@ def test_caches_are_sharded_by_rows_and_by_the_heads_that_the_weights_are_sharde
   assert sharded.bytes(entry(6, 3, 8, 16, 4), first) == 2 * 4 * 3 * 3 * 2 * 16 * 4
 
 
-def test_distributions_stay_sharded_where_gathering_them_would_take_longer():
-  sharded = sharding.Layout(EIGHT, ((('vocab', 'model'),),))
-  assert not sharded.for_window(rows=8, window=5, vocab=32128).shards_vocab
-  assert sharded.for_window(rows=64, window=5, vocab=32128).shards_vocab
-  assert sharded.for_window(rows=8, window=5, vocab=256000).shards_vocab
+def test_a_model_axis_is_of_prime_factors_and_what_does_not_divide_by_all_is_sharded_over_the_first():
+  made = sharding.mesh({'data': 2, 'model': 12}, devices=[*range(24)])
+  assert dict(made.shape) == {'data': 2, 'model': 2, 'model_2': 2, 'model_3': 3}
+  assert dict(sharding.mesh({'data': 2}, devices=[*range(2)]).shape) == {'data': 2, 'model': 1}
+  eight = AbstractMesh((1, 2, 2, 2), ('data', 'model', 'model_2', 'model_3'))
+  network = dataclasses.replace(GROUPED, config=dataclasses.replace(GROUPED.config, kv_heads=4, vocab_size=96))
+  specs = sharding.specs(network, eight, 'sharded')  # 8 heads on 4
+  attention = specs['layers_0']['attention']
+  assert attention['query']['kernel'] == PartitionSpec(None, ('model', 'model_2', 'model_3'))
+  assert attention['key']['kernel'] == PartitionSpec(None, ('model', 'model_2'))
+  entry = {'key': jax.ShapeDtypeStruct((6, 4, 16, 4), jnp.float32)}
+  assert sharding.planned([network], eight, [specs]).caches((entry,))[0]['key'] == PartitionSpec(
+    None, ('model', 'model_2')
+  )
 
 
 def test_what_is_no_mesh_and_no_rule_is_refused():

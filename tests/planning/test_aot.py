@@ -2,7 +2,6 @@
 
 from collections import Counter
 import contextlib
-import dataclasses
 import functools
 import json
 import os
@@ -313,9 +312,7 @@ def test_timed_passes_and_a_step_that_another_program_partitions_have_the_attent
   program, params, state = args[0], args[2], args[3]
   of_loop = attention(compiled_for_tpus(run, *args))
 
-  layout = program.layout and dataclasses.replace(program.layout, shards_vocab=False)
-  backend = dataclasses.replace(program.backend, layout=layout)
-  timed = timing.passes_loop(networks, backend, (1, 4), batch, source, program.buffer, (1, 1))
+  timed = timing.passes_loop(networks, program.backend, (1, 4), batch, source, program.buffer, (1, 1))
   of_passes = attention(compiled_for_tpus(timed, params, state.caches, np.int32(2)))
   assert len(of_passes) > 2 and of_passes.items() <= of_loop.items()
 

@@ -197,3 +197,22 @@ def test_copies_of_whole_caches_in_a_round_are_those_as_large_as_one():
   smaller = ENTRY.replace('%c = bf16[8,4]', '%c = bf16[8,2]')
   assert program_report.cache_moves(hlo.Module(smaller)) == []
   assert program_report.argument_bytes(hlo.Module(ENTRY)) == {'weights': 3 * 64, 'caches': 64, 'window': 0, 'rest': 0}
+
+
+@pytest.mark.parametrize(
+  'groups, size',
+  [
+    ('{{0,1,2},{3,4,5}}', 3),
+    ('[2,4]<=[8]', 4),
+    ('[2,4]<=[4,2]T(1,0)', 4),
+    ("mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", 4),
+    ("mesh['axis_0'=2,'axis_1'=4] {'axis_0','axis_1'}", 8),
+    ("mesh['axis_0'=8] {'axis_0':(1)2}", 2),
+    ('{}', 8),
+  ],
+)
+def test_the_devices_of_a_group_are_counted(groups, size):
+  line = f'  %x = f32[4]{{0}} all-reduce(%a), channel_id=1, replica_groups={groups}, use_global_device_ids=true'
+  text = 'HloModule m, num_partitions=8\n\nENTRY %main (a: f32[4]) -> f32[4] {\n  %a = f32[4]{0} parameter(0)\n'
+  module = hlo.Module(f'{text}{line}\n}}\n')
+  assert module.group_size(module.by_name('main')['x']) == size

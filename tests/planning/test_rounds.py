@@ -134,3 +134,19 @@ def test_a_kernel_of_ours_takes_the_longer_of_its_bytes_and_of_the_cycles_that_i
   few, many = (simulated(cache, kernel.replace('{N}', str(n))) for n in (10, 100_000))
   assert few.cycles == 4000 and many.cycles == pytest.approx(10_000)
   assert list(few.parts) == [rounds.KERNELS]
+
+
+REDUCE = '  %sum = f32[2]{0:S(1)} all-reduce(%b), replica_groups={{0,1}}, ' + SCORE + 'to_apply=%add'
+BEGUN = REDUCE.replace('%sum', '%begun').replace('all-reduce', 'all-reduce-start')
+ENDED = '  %ended = f32[2]{0:S(1)} all-reduce-done(%begun), ' + SCORE
+
+
+def test_a_collective_takes_its_time_on_the_links_beside_the_core_if_it_is_only_started():
+  network = lambda operation, size, chips: {'all-reduce': 10.0}[operation] * size * chips
+  assert simulated(compute('a', 5), REDUCE).cycles == 5
+  found = simulated(compute('a', 5), REDUCE, network=network)
+  assert found.cycles == 5 + 160 and found.collectives == found.parts[rounds.COLLECTIVES] == 160
+  found = simulated(BEGUN, compute('a', 50), ENDED, network=network)
+  assert found.cycles == 160 and found.collectives == 110
+  found = simulated(BEGUN, REDUCE, ENDED, network=network)  # one after the other
+  assert found.cycles == found.collectives == 320
