@@ -494,8 +494,7 @@ def over_shards(
   Args:
     layout: The layout; None calls the function with the arrays as they are.
     function: A function of arrays by name, which returns a sequence of arrays.
-    arrays: {name: (array, the names of its axes)}; an axis is 'rows', 'heads', 'queries', a logical axis of parameters,
-      or None. 'queries' are the query heads, which share the key-value heads, 'heads', in order.
+    arrays: {name: (array, the names of its axes)}; an axis is 'rows', 'heads', a logical axis of parameters, or None.
     outs: The names of the axes of each array that the function returns.
     summed: Axes over whose shards these arrays are added up.
 
@@ -506,18 +505,12 @@ def over_shards(
   if layout is None:
     return function(**values)
   over = dict(layout.axes[0])
-  over |= {'rows': DATA if DATA in layout.mesh.shape else None}
-  over |= {'heads': over.get('joined_kv_heads'), 'queries': over.get('joined_kv')}
-  sizes = {kind: set() for kind in over}
-  for x, names in arrays.values():
-    for n, name in zip(x.shape, names, strict=True):
-      sizes.get(name, set()).add(n)
-  sizes['rows'] -= {1}  # a bias may have one for all
+  over |= {'rows': DATA if DATA in layout.mesh.shape else None, 'heads': over.get('joined_kv_heads')}
   for kind, axis in over.items():
     parts = [part for part in _names(axis) if layout.mesh.shape[part] > 1]
-    over[kind] = _axis(_dividing(parts, layout.mesh, *sizes[kind])) if sizes[kind] else None
-  if sizes['heads'] != {math.prod(layout.mesh.shape[part] for part in _names(over['heads']))}:
-    over['queries'] = over['heads']  # where a device has several key-value heads, their queries go with them
+    sizes = {n for x, names in arrays.values() for n, name in zip(x.shape, names, strict=True) if name == kind}
+    sizes -= {1} if kind == 'rows' else set()  # a bias may have one for all
+    over[kind] = _axis(_dividing(parts, layout.mesh, *sizes)) if sizes else None
 
   def spec(x, names):
     return PartitionSpec(*(over.get(n) if s > 1 else None for s, n in zip(x.shape, names, strict=True)))

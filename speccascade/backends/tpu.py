@@ -134,17 +134,16 @@ class TPU(Backend):
 
   def _call(self, q, entry, bias, new, at, **settings):
     """Run the kernel, on a mesh for the rows and groups of heads of each device."""
-    packed = _packing(settings.pop('kv_heads'), q.shape[-1])[0]
     heads = ('rows', None, 'heads', None)
-    queries = ('rows', None, 'queries' if packed == 1 else 'heads', None)
     slots = ('rows', None, 'heads', None, None)
-    arrays = {'q': (q, queries), **{name: (x, slots) for name, x in entry.items()}}
+    arrays = {'q': (q, heads), **{name: (x, slots) for name, x in entry.items()}}
     arrays |= {name: (x, heads) for name, x in new.items()}
     arrays |= {name: (jnp.asarray(x, jnp.int32), ('rows',) * np.ndim(x)) for name, x in at.items()}
     if bias is not None:
       arrays['bias'] = bias, ('rows', 'heads', None, None)
+    packed = _packing(settings.pop('kv_heads'), q.shape[-1])[0]
     kernel = functools.partial(self._kernel, packed=packed, **settings)
-    return sharding.over_shards(self.layout, kernel, arrays, [queries, slots, slots][: 3 if new else 1])
+    return sharding.over_shards(self.layout, kernel, arrays, [heads, slots, slots][: 3 if new else 1])
 
   def _kernel(self, q, key, value, bias=None, k=None, v=None, *, packed, **settings):
     batch, width, heads, dim = q.shape  # [B, L, H, D]
