@@ -2,10 +2,14 @@
 
   python -m speccascade.plan SMALL LARGE --prompts FILE --rule opt:0.1
   python -m speccascade.plan DRAFT COMPANION TARGET --prompts FILE --batches 1,8,32 --out plan.json
+  python -m speccascade.plan SMALL LARGE --prompts FILE --topology v6e:2x4 --mesh model=8 --dtype bfloat16
 
 The plan that is saved goes to `speccascade.decode --plan` and, in Python and gin, to `methods.planned('plan.json')`,
 which decode each batch by the fastest method for its size; of three models also to `methods.sv_exact('plan.json')`.
 With --predictor margin the plan also serves `methods.scheduled(predictors.margin, plan='plan.json')`.
+
+With --topology it is a plan for TPUs that are not here: acceptance is measured on this machine, and rounds are compiled
+for those chips and simulated, with the models' dtype.
 """
 
 import argparse
@@ -18,6 +22,7 @@ from speccascade.decode import lines, options
 from speccascade.engine.requests import Request
 from speccascade.host import commands, storage
 from speccascade.host.errors import RunError
+from speccascade.planning.elsewhere import Elsewhere
 from speccascade.planning.planner import plan
 from speccascade.sv import predictors
 
@@ -46,22 +51,24 @@ def _parser() -> commands.Parser:
   options.add_max_new_tokens(parser, 64)
   options.add_sampler(parser)
   parser.add_argument('--trials', type=int, default=3, help='timings of each run; with 0 the prediction chooses (3)')
-  about = 'seconds after which only what a plan cannot do without is begun; 0 for no limit (60)'
-  parser.add_argument('--budget', type=_seconds, default=60.0, metavar='SECONDS', help=about)
+  about = 'plan for such TPUs, as v6e:2x4, of which --mesh has the axes, as model=8 (the devices here)'
+  parser.add_argument('--topology', help=about)
+  about = 'seconds after which only what a plan cannot do without is begun; 0 for no limit (60; with --topology 0)'
+  parser.add_argument('--budget', type=_seconds, metavar='SECONDS', help=about)
   parser.add_argument('--out', metavar='FILE', help='save the plan')
   parser.add_argument('--overwrite', action='store_true', help='replace FILE')
   return parser
 
 
-def _seconds(text: str) -> float | None:
-  """Return a number of seconds, None for 0."""
+def _seconds(text: str) -> float:
+  """Return a number of seconds."""
   try:
     seconds = float(text)
   except ValueError:
     seconds = -1.0
   if not 0 <= seconds < float('inf'):
     raise argparse.ArgumentTypeError(f'{text!r} is no number of seconds, as in 60, or 0 for no limit')
-  return seconds or None
+  return seconds
 
 
 def _named_rule(text: str):
@@ -102,8 +109,14 @@ def _run(args: argparse.Namespace):
     predictors.check_declared(predictors.spelled(predictor))
   prompts = _prompts(args.prompts, args.prompt_field, args.count)
   sampler = _sampler(prompts, options.sampler(args))
+  where = None
+  if args.topology is not None:
+    where = Elsewhere(args.topology, args.mesh)
+    args.mesh = None  # models lie on one device here
   options.digests(args)
-  settings = {name: getattr(args, name) for name in ('blocks', 'batches', 'max_new_tokens', 'seed', 'trials', 'budget')}
+  settings = {name: getattr(args, name) for name in ('blocks', 'batches', 'max_new_tokens', 'seed', 'trials')}
+  default = 60.0 if where is None else 0.0
+  settings |= dict(where=where, budget=(default if args.budget is None else args.budget) or None)
   settings |= dict(sampler=sampler, rules=dict(args.rule), predictors=args.predictors)
   data = sources.resolve(args.prompts).name
   report = plan(options.load_models(args), prompts, data=data, progress=True, **settings)

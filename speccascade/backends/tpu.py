@@ -163,15 +163,14 @@ class TPU(Backend):
   def threshold(self, keys, limit, low, high, *, mass):
     if keys.ndim < 2 or (self.mesh and self.layout is None):
       return super().threshold(keys, limit, low, high, mass=mass)
-    rows = ('rows', *[None] * (keys.ndim - 1))
-    arrays = {'keys': (keys, rows), 'limit': (jnp.broadcast_to(limit, (*keys.shape[:-1], 1)), rows)}
+    limit = jnp.broadcast_to(limit, (*keys.shape[:-1], 1))
+    rows = ('rows', None)  # before a vocabulary is gathered, or a window would lie in its lanes
+    arrays = {'keys': (keys.reshape(-1, keys.shape[-1]), rows), 'limit': (limit.reshape(-1, 1), rows)}
 
     def kernel(keys, limit):
-      flat = keys.reshape(-1, keys.shape[-1]), limit.reshape(-1, 1)
-      found = tpu_filters.threshold(*flat, low, high, mass=mass, interpret=self.interpret)
-      return (found.reshape(limit.shape),)
+      return (tpu_filters.threshold(keys, limit, low, high, mass=mass, interpret=self.interpret),)
 
-    return sharding.over_shards(self.layout, kernel, arrays, [rows])[0]
+    return sharding.over_shards(self.layout, kernel, arrays, [rows])[0].reshape(limit.shape)
 
   def spread(self, logits, write):
     if self.mesh and self.layout is None:

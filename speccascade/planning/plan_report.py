@@ -3,15 +3,17 @@
 `planner.plan` makes it of what it measures; `str` of a report is the text that the command prints.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 from dataclasses import replace
 import functools
 import operator
+from typing import Any
 
 from speccascade.engine.method import LOCKSTEP, Method
 from speccascade.planning import cost_model, timing
 from speccascade.planning.cost_model import Costs
+from speccascade.planning.elsewhere import Compiled, Elsewhere
 from speccascade.sv import plans
 from speccascade.sv.plans import Choice, Origin, Speed
 
@@ -74,6 +76,8 @@ class BatchReport:
   costs: Costs  # of plain speculative decoding
   rows: tuple[PlanRow, ...]
   alone: timing.Interval | None = None  # tokens a second of the verifier alone
+  where: Elsewhere | None = None  # the chips that it is for, where these are not at hand
+  compiled: Mapping[Any, Compiled] = dataclasses.field(default_factory=dict)  # for them, by name
 
   @property
   def candidates(self) -> list[Candidate]:
@@ -184,7 +188,22 @@ class BatchReport:
       lines.append(f'  {block:>3}  {cost.window(block + 1) / cost.token:6.2f}   ' + '  '.join(cells))
     calls = "a round but for its drafter's calls" if timed else "a round, its drafter's calls in it"
     lines.append(f"window: {calls}, over the verifier's time for one token")
-    return '\n'.join([*lines, '', self.verdict, f'Fastest with the distribution of {large}: {self.choice}.'])
+    verdict = [self.verdict, f'Fastest with the distribution of {large}: {self.choice}.']
+    return '\n'.join([*lines, '', *self._programs(), *verdict])
+
+  def _programs(self) -> list[str]:
+    """Return lines about what was compiled for chips elsewhere."""
+    if self.where is None:
+      return []
+    lines = [f'  {"a round, simulated":>20}  {"collectives":>11}  {"memory of a chip":>18}  for {self.where}']
+    for name, found in self.compiled.items():
+      if found.fits:
+        memory = f'{found.used / 2**30:.1f} of {self.where.chip.memory:.1f} GiB'
+        cells = f'{1e3 * found.seconds:17.2f} ms  {1e3 * found.collectives:8.2f} ms  {memory:>18}'
+      else:
+        cells = f'{"does not fit":>53}'
+      lines.append(f'  {cells}  {name}')
+    return [*lines, '']
 
 
 def _cell(row: PlanRow | None) -> str:

@@ -1,8 +1,9 @@
 """Which method is the fastest for some models at each batch size: measure acceptance and costs, predict, and try.
 
 Everything is timed by `timing.interleave`, what is compared in turn. A round is timed inside the decode loop, its
-drafts accepted by chance as often as was observed; `cost_model` makes of it and of the acceptance that
-was measured a prediction for every γ. What may be the fastest is then tried on prompts.
+drafts accepted by chance as often as was observed, or, for chips that are not here, simulated (`elsewhere`);
+`cost_model` makes of it and of the acceptance that was measured a prediction for every γ. What may be the fastest is
+then tried on prompts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +21,10 @@ from speccascade.engine import inputs, requests
 from speccascade.engine.job import DecodeJob
 from speccascade.engine.method import Method
 from speccascade.host import multihost, storage
-from speccascade.planning import cost_model, profiling, sv_model, timing
+from speccascade.planning import aot, cost_model, profiling, sv_model, timing
 from speccascade.planning.budget import TimeBudget
 from speccascade.planning.cost_model import Costs
+from speccascade.planning.elsewhere import Compiled, Elsewhere
 from speccascade.planning.plan_report import BatchReport, Candidate, PlanReport, PlanRow
 from speccascade.sv import plans
 from speccascade.sv.plans import Origin
@@ -47,6 +49,7 @@ def plan(
   data: str = 'prompts',
   predictors: Sequence[Callable] = (),
   costs: Mapping[int, Costs] | None = None,
+  where: Elsewhere | None = None,
   budget: float | None = None,
   progress: bool = False,
 ) -> PlanReport:
@@ -67,6 +70,8 @@ def plan(
     data: What the prompts are called in the file.
     predictors: Signals of `sv.predictors`, or one's own, of which `methods.scheduled` is planned, and a fit saved.
     costs: By batch size, if they are known: then nothing is timed.
+    where: Chips that the plan is for, where it is not for those at hand: acceptance is measured here, rounds are
+      compiled for them and simulated, and nothing is tried.
     budget: Seconds after which nothing more is begun that a plan can do without, None without a limit. What matters
       most is measured first, and the report says what was left out. The profile of predictors takes what it takes.
     progress: Whether to show on standard error how far it is.
@@ -85,7 +90,8 @@ def plan(
   trials = checked_int('trials', trials, 0)
   if not blocks:
     raise ValueError('blocks is empty; give γ to plan, as in (1, 3, 5).')
-  batches = tuple(costs) if costs else _batches(models, batches, len(prompts))
+  parts = sharding.row_shards(models) if where is None else where.data
+  batches = tuple(costs) if costs else _batches(parts, batches, len(prompts))
   call = dict(max_new_tokens=max_new_tokens, sampler=sampler, seed=seed)
   rows = DecodeJob.of(methods.speculative(pair=(0, len(models) - 1)), models, prompts, **call).rows
   models = hidden.attached(models, len(models) - 1)
@@ -96,24 +102,35 @@ def plan(
       f'{models[0].name} only drafts, and what predicts acceptance is timed with the drafter alone: plan it without '
       'predictors and a companion.'
     )
+  if where is not None and (predictors or len(models) == 3):
+    raise ValueError(f'{where}: a schedule needs times of the device itself; plan two models without predictors.')
   if predictors or len(models) == 3:
     DecodeJob.of_models(profiling.scoring_all(1, len(models)), models, sampler)
   _check_requests(rows, sampler)
   measured = _Acceptance(models, rules or {}, predictors)
-  timed = 0 if costs else len(batches) * measured.timed(blocks, trials)
+  trials = 0 if where is not None else trials
+  timed = (
+    0 if costs else len(batches) * (measured.timed(blocks, trials) if where is None else measured.compiled(blocks))
+  )
   steps = len(measured.kinds) + timed + 1  # 1 is left until all is tried
   time = TimeBudget(budget, 1 + len(batches) * (1 + bool(trials)), steps, shown=progress)
   measured.measure(prompts, rows, blocks, call, time, max(8, *batches))
   if not costs:
-    _batches(models, batches, len(measured.prompts), measured.faults)
-  origin = _origin(models, measured.rows, blocks, sampler, data)
-  timers = {} if costs else {n: _Timer(models, measured, blocks, call, n, max(trials, 1), time) for n in batches}
+    _batches(parts, batches, len(measured.prompts), measured.faults)
+  device = plans.device_of(models) if where is None else where.device(models)
+  origin = _origin(models, measured.rows, blocks, sampler, data, device)
+  if where is not None:
+    timers = {n: _Simulated(models, measured, blocks, call, n, where, time) for n in batches}
+  else:
+    timers = {} if costs else {n: _Timer(models, measured, blocks, call, n, max(trials, 1), time) for n in batches}
   costs_of = {n: timers[n].costs() if timers else lambda _, n=n: costs[n] for n in batches}
   profile = _profile(models, measured, origin, call, timers, progress) if measured.scheduled and timers else None
   reports = []
   for n in batches:
     plain = costs_of[n](measured.candidates[0])
     report = BatchReport(n, origin.names, plain, _rows(measured, blocks, costs_of[n], profile, n))
+    if where is not None:
+      report = replace(report, compiled=timers[n].compiled, where=where)
     if timers and trials:
       report = try_best(report, {'alone': timers[n].alone} | measured.ensembles, timers[n].speeds)
     reports.append(report)
@@ -163,13 +180,14 @@ def _origin(
   blocks: Sequence[int],
   sampler: sampling.Sampler,
   data: str,
+  device: str,
 ) -> Origin:
   prompts = [row.tokens for row in rows]
   return Origin(
     tuple(m.name for m in models),
     tuple(m.digest for m in models),
     plans.sampler_of(sampler),
-    plans.device_of(models),
+    device,
     f'{data}, {len(prompts)} prompts {digest_of(prompts)}',
     max(blocks),
     int(np.median([tokens.size for tokens in prompts])),
@@ -177,11 +195,8 @@ def _origin(
   )
 
 
-def _batches(
-  models: Sequence[Model], batches: Sequence[int], prompts: int, faults: Sequence[str] = ()
-) -> tuple[int, ...]:
-  """Return the batch sizes, of a mesh those that its devices share evenly; so many prompts are without a fault."""
-  parts = sharding.row_shards(models)
+def _batches(parts: int, batches: Sequence[int], prompts: int, faults: Sequence[str] = ()) -> tuple[int, ...]:
+  """Return the batch sizes that so many devices share evenly; so many prompts are without a fault."""
   batches = tuple(sorted({sharding.even(checked_int('batches', n), parts) for n in batches}))
   if max(batches) > prompts:
     sound = f'of {prompts + len(faults)} prompts are sound ({faults[0]}) and' if faults else 'prompts'
@@ -207,6 +222,11 @@ class _Acceptance:
     rounds = sum(len(_knots(c, blocks)) for c in made) + 4 + bool(self.scheduled)
     tried = 1 + len(self.ensembles) + len(made) + len(self.scheduled) + min(2, len(blocks) - 1)
     return rounds * (max(trials, 1) + 1) + bool(trials) * tried * (trials + 1)
+
+  def compiled(self, blocks: Sequence[int]) -> int:
+    """Return how many programs are compiled for a batch size, of a plan for chips elsewhere."""
+    made = sum(len(_knots(c, blocks, 3)) for some in self.kinds.values() for c in some if c.knots)
+    return made + 2 - self.models[0].network.drafts_only
 
   def measure(self, prompts, rows: Sequence[requests.RequestRow], blocks, call, time: TimeBudget, least: int):
     """Decode prompts, whose rows are given, by each rule: as many as there is time for, and `least` in any case."""
@@ -278,9 +298,9 @@ def _stat(outs: Sequence[Decoded], name: str) -> np.ndarray:
   return np.concatenate([getattr(out.stats, name) for out in outs])
 
 
-def _knots(candidate: Candidate, blocks: Sequence[int]) -> list[int]:
+def _knots(candidate: Candidate, blocks: Sequence[int], most: int = KNOTS) -> list[int]:
   """Return the γ at which a candidate is timed: the largest, the smallest and those between."""
-  some = np.linspace(0, len(blocks) - 1, candidate.knots).round().astype(int)
+  some = np.linspace(0, len(blocks) - 1, min(candidate.knots, most)).round().astype(int)
   return list(dict.fromkeys(blocks[i] for i in (*some[-1:], *some)))
 
 
@@ -344,7 +364,61 @@ class _Drafted(NamedTuple):
     return f'{self.candidate.name} at γ = {self.block}'
 
 
-class _Timer:
+class _Rounds:
+  """What rounds of one batch size take, by candidate and γ, and what follows: the costs of every candidate."""
+
+  measured: _Acceptance
+  blocks: Sequence[int]
+  batch: int
+
+  @property
+  def rounds(self) -> dict[Any, float]:
+    """The seconds of a round of the verifier, 'alone', of the drafter's token, 'draft', and of what was drafted."""
+    raise NotImplementedError
+
+  def costs(self) -> Callable[[Candidate], Costs]:
+    """Return the costs of each candidate; where no round of its own was timed, those of plain speculative decoding."""
+    token = self.rounds['alone']
+    draft = self.rounds.get('draft', cost_model.FREE * token)
+    start_alone = max(self.rounds.get('start alone', token) - token, 0.0)
+    start = max(self.rounds.get('start speculative', token + draft) - token - draft, 0.0)  # of a draft of one token
+
+    def windows(candidate: Candidate) -> dict[int, float]:
+      found = {}
+      for n, seconds in self._rounds_of(candidate).items():
+        method = candidate.make(n)
+        [calls] = method.calls()
+        found[cost_model.window(method)] = max(seconds - calls[0] * draft, 1e-9)
+      return found
+
+    def costs_of(candidate: Candidate) -> Costs:
+      verify = windows(self._as_timed(candidate)) or windows(self.measured.candidates[0])
+      return Costs(draft, {**verify, 1: token}, start=start, start_alone=start_alone)
+
+    return costs_of
+
+  def speculative_rounds(self) -> dict[int, float]:
+    """Return the seconds of a round of plain speculative decoding by γ."""
+    return self._rounds_of(self.measured.candidates[0])
+
+  def _rounds_of(self, candidate: Candidate) -> dict[int, float]:
+    """Return the seconds of a round of a candidate by γ, as far as they were timed."""
+    keys = {n: _Drafted(candidate, n) for n in self.blocks}
+    return {n: self.rounds[key] for n, key in keys.items() if key in self.rounds}
+
+  def _as_timed(self, candidate: Candidate) -> Candidate:
+    """Return the candidate whose rounds are those of this one."""
+    if candidate.knots:
+      return candidate
+    return next(c for c in self._made if c.reference == candidate.reference)
+
+  @property
+  def _made(self) -> list[Candidate]:
+    """The candidates whose rounds are timed; those of cos are a naive_cos's and the drafter's."""
+    return [c for c in self.measured.candidates if c.knots]
+
+
+class _Timer(_Rounds):
   """The clock of one batch size: what rounds cost inside the loop, and how fast decoding is."""
 
   def __init__(self, models, measured: _Acceptance, blocks, call: dict, batch: int, trials: int, time: TimeBudget):
@@ -378,36 +452,6 @@ class _Timer:
       self.time.leave_out(len(found) * skipped, f'{about} {skipped} of {self.trials} trials')
     return found
 
-  def costs(self) -> Callable[[Candidate], Costs]:
-    """Return the costs of each candidate; where no round of its own was timed, those of plain speculative decoding."""
-    token = self.rounds['alone']
-    draft = self.rounds.get('draft', cost_model.FREE * token)
-    start_alone = max(self.rounds.get('start alone', token) - token, 0.0)
-    start = max(self.rounds.get('start speculative', token + draft) - token - draft, 0.0)  # of a draft of one token
-
-    def windows(candidate: Candidate) -> dict[int, float]:
-      found = {}
-      for n, seconds in self._rounds_of(candidate).items():
-        method = candidate.make(n)
-        [calls] = method.calls()
-        found[cost_model.window(method)] = max(seconds - calls[0] * draft, 1e-9)
-      return found
-
-    def costs_of(candidate: Candidate) -> Costs:
-      verify = windows(self._as_timed(candidate)) or windows(self.measured.candidates[0])
-      return Costs(draft, {**verify, 1: token}, start=start, start_alone=start_alone)
-
-    return costs_of
-
-  def speculative_rounds(self) -> dict[int, float]:
-    """Return the seconds of a round of plain speculative decoding by γ."""
-    return self._rounds_of(self.measured.candidates[0])
-
-  def _rounds_of(self, candidate: Candidate) -> dict[int, float]:
-    """Return the seconds of a round of a candidate by γ, as far as they were timed."""
-    keys = {n: _Drafted(candidate, n) for n in _knots(candidate, self.blocks)}
-    return {n: self.rounds[key] for n, key in keys.items() if key in self.rounds}
-
   @functools.cached_property
   def rounds(self) -> dict[Any, float]:
     """The seconds of rounds of full batches, inside the decode loop, and of texts of one token, if there is time.
@@ -432,17 +476,6 @@ class _Timer:
     runs |= {'start alone': self._first_token(self.alone), 'start speculative': self._first_token(first)}
     runs |= {name: self._full(method) for name, method in drafted.items() if name not in runs}
     return {name: float(np.median(x)) for name, x in self._interleave(runs, 'rounds', len(least)).items()}
-
-  def _as_timed(self, candidate: Candidate) -> Candidate:
-    """Return the candidate whose rounds are those of this one."""
-    if candidate.knots:
-      return candidate
-    return next(c for c in self._made if c.reference == candidate.reference)
-
-  @property
-  def _made(self) -> list[Candidate]:
-    """The candidates whose rounds are timed; those of cos are a naive_cos's and the drafter's."""
-    return [c for c in self.measured.candidates if c.knots]
 
   def _full(self, method: Method) -> Callable[[], float]:
     """Return a function that times a round of full batches."""
@@ -491,6 +524,46 @@ class _Timer:
       return out.stats.emitted.sum() / seconds
 
     return speed
+
+
+class _Simulated(_Rounds):
+  """Rounds of one batch size on chips elsewhere; of a candidate at the smallest, the middle and the largest γ."""
+
+  def __init__(self, models, measured: _Acceptance, blocks, call: dict, batch: int, where: Elsewhere, time: TimeBudget):
+    self.models = models
+    self.measured = measured
+    self.blocks = blocks
+    self.batch = batch
+    self.where = where
+    self.time = time
+    self.sampler = call['sampler']
+    self.sizes = aot.Sizes(batch, inputs.prompt_width(models, measured.rows, None), call['max_new_tokens'])
+
+  @functools.cached_property
+  def compiled(self) -> dict[Any, Compiled]:
+    """What was compiled, by name or candidate and γ: as much as there is time for, the first two in any case."""
+    self.time.begin()
+    made = {'alone': methods.autoregressive(len(self.models) - 1)}
+    made |= {} if self.models[0].network.drafts_only else {'draft': methods.autoregressive(0)}
+    made |= {_Drafted(c, n): c.make(n) for c in self._made for n in _knots(c, self.blocks, 3)}
+    found = {}
+    for name, method in made.items():
+      if len(found) > 2 and not self.time.allows():
+        self.time.leave_out(1, f'batch {self.batch}, compiling: {name}')
+        continue
+      found[name] = self.where.compiled(method, self.models, self.sizes, self.sampler)
+      self.time.bar.add(1, f'batch {self.batch}, compiling')
+    if not found['alone'].fits or not any(x.fits for key, x in found.items() if isinstance(key, _Drafted)):
+      names = ' and '.join(model.name for model in self.models)
+      raise ValueError(
+        f'{self.where}: {self.batch} rows of {names} do not fit into the memory of a chip; give more chips, as in '
+        '--mesh model=8, or a smaller batch.'
+      )
+    return found
+
+  @property
+  def rounds(self) -> dict[Any, float]:
+    return {name: program.seconds for name, program in self.compiled.items() if program.fits}
 
 
 def _of_length(prompt: Any, tokens: int) -> requests.Request:

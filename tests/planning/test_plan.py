@@ -25,6 +25,7 @@ from speccascade.host.progress import Progress
 from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.planning import budget, cost_model, plan_report, planner, profiling, timing
+from speccascade.planning.elsewhere import Compiled
 from speccascade.sv import plans, predictors, verification
 from speccascade.types import Model
 
@@ -475,3 +476,58 @@ def test_costs_and_speeds_are_measured_where_none_are_given(monkeypatch):
   assert set(saved.choices) == {2} and saved.origin.digests == ('a', 'b')
   assert {s.name for s in saved.speeds[2]} == {'autoregressive', 'speculative', 'opt'}
   assert shown == [(n, 21) for n in range(1, 21)]  # 2 acceptances and, of 9 runs, two turns; 1 is never reached
+
+
+# ---- chips that are not here ----
+
+
+@dataclasses.dataclass(frozen=True)
+class Chips:
+  """Chips on which a round takes a second a token of the verifier, a tenth a drafted one, and few rows fit."""
+
+  rows: int = 8
+  data: int = 1
+  chip = SimpleNamespace(memory=16.0)
+
+  def __str__(self):
+    return 'v9:2x2 data=2'
+
+  def device(self, models):
+    return '4 × TPU v9, bfloat16'
+
+  def compiled(self, method, models, sizes, sampler):
+    if sizes.batch > self.rows:
+      return Compiled()
+    drafts = method.block or 0
+    alone = method.slots != (0,)
+    return Compiled(alone * 1.0 + 0.1 * (drafts or not alone), 0.25 * alone, 3 << 30)
+
+
+def test_a_plan_for_chips_elsewhere_predicts_from_rounds_that_were_compiled_for_them():
+  call = dict(sampler=Sampler(0.0), max_new_tokens=12, blocks=(1, 2, 3, 4, 5), rules={'opt': OPT, 'even': EVEN})
+  made = planner.plan(pair(), PROMPTS, batches=(1, 2), where=Chips(), **call)
+  for batch in made.batches:
+    assert not batch.speeds and all(row.measured is None for row in batch.rows)
+    assert [str(name) for name in batch.compiled][:5] == [
+      'alone',
+      'draft',
+      *(f'speculative at γ = {n}' for n in (5, 1, 3)),
+    ]
+    for row in batch.rows[:5]:  # plain speculative decoding, its rounds between those of the compiled γ
+      known = cost_model.Costs(0.1, {1: 1.0})
+      assert row.speedup == pytest.approx(
+        cost_model.speedup(row.candidate.make(row.block), row.candidate.acceptance, known, (12,)), rel=0.2
+      )
+    assert says(str(batch), 'v9:2x2 data=2', '1000.00 ms', '250.00 ms', '3.0 of 16.0 GiB', 'is predicted with')
+  assert made.origin.device == '4 × TPU v9, bfloat16'
+  assert {n: c.method for n, c in made.saved().choices.items()} == {1: 'speculative', 2: 'speculative'}
+  even = planner.plan(pair(), PROMPTS, batches=(1,), where=Chips(data=2), **call)
+  assert [batch.batch for batch in even.batches] == [2]
+
+
+def test_a_plan_for_chips_elsewhere_refuses_what_does_not_fit_and_what_needs_the_device():
+  call = dict(sampler=Sampler(0.0), max_new_tokens=4, blocks=(1,))
+  with pytest.raises(ValueError, match=having('v9:2x2', '2 rows of toy2 and toy1', '--mesh')):
+    planner.plan(pair(), PROMPTS, batches=(2,), where=Chips(rows=1), **call)
+  with pytest.raises(ValueError, match=having('v9:2x2', 'without predictors')):
+    planner.plan(pair(), PROMPTS, where=Chips(), predictors=[predictors.margin], **call)
