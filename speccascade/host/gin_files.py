@@ -19,7 +19,7 @@ from typing import Any
 import gin
 
 from speccascade.host import names, storage
-from speccascade.host.errors import first_line, RunError
+from speccascade.host.errors import first_line, line_of, RunError
 
 # The files that come with the package: inside it where it is installed, next to it in a clone.
 PACKAGE = Path(__file__).parents[1]
@@ -257,6 +257,8 @@ def _explain(error: Exception) -> str:
     )
   scopes = [x for x in (re.search(r"in scope '(.+?)'", line) for line in lines) if x]
   inside = f' (config scope {scopes[0].group(1)})' if scopes else ''
+  if not isinstance(error, (ValueError, OSError, RuntimeError)):  # of a function, which may be a user's
+    inside = f'{line_of(error)}{inside}'
   return f'{message.rstrip(".") if location or inside else message}{location}{inside}'
 
 
