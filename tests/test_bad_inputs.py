@@ -724,7 +724,7 @@ COMMANDS = {
     (['--shard=0/99999999'], ('--shard', "'0/99999999'", '10000')),
     (['--shard=0/2', '--merge'], ('--shard', '--merge')),
     (['--run_dir={tmp}/none', '--merge'], ('{tmp}/none', 'shards')),
-    (['--only=nothing', '--run_dir={tmp}/run'], ('only=nothing', 'Speculative cascades of a small T5 pair')),
+    (['--only=nothing', '--run_dir={tmp}/run'], ('only=nothing', 'experiments here are experiment')),
     (['--run_dir={tmp}/file'], '{tmp}/file'),
     (['--run_dir={tmp}/thesis'], ('{tmp}/thesis', 'thesis.tex')),
     (['--run_dir={tmp}/lost'], ('{tmp}/lost', 'config.gin')),
