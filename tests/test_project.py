@@ -102,8 +102,8 @@ STATED = ('facts', 'lowered', 'of', 'only', 'run', 'reads', 'told', 'follows', '
 
 
 SURFACE = {  # what may only fall; a rise is written here
-  'flags': 79,
-  'settings': 196,
+  'flags': 78,
+  'settings': 175,
   'gin names': 122,
   'gin files': 43,
   'words of prose': 45_500,

@@ -252,9 +252,9 @@ def _source(path, revision: str | None = None) -> sources.Source:
   return found
 
 
-def folder_of(path, revision: str | None = None) -> Path:
+def folder_of(path) -> Path:
   """Return the folder of the source of a model, on this machine."""
-  return _source(sources.parse(path)[0], revision).path
+  return _source(sources.parse(path)[0]).path
 
 
 def _read_files(names: Sequence[str], read: Callable[[str], bytes]) -> list[str]:
