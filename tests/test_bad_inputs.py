@@ -16,7 +16,6 @@ from unittest import mock
 
 from cases import TABLE
 from flax import struct
-import gin
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -668,13 +667,6 @@ ON_THE_COMMAND_LINE = (
   'alpha out of range',
   'a family that is none',
 )
-
-
-@pytest.fixture(autouse=True)
-def empty_config():
-  yield
-  with gin.unlock_config():
-    gin.clear_config()
 
 
 @pytest.mark.parametrize('name', GIN)
