@@ -3,8 +3,8 @@
   python -m speccascade.compile --topology v5e:2x2 --models t5_small_xl --method speculative --batch_size 8 --block 5
   python -m speccascade.compile --topology v5e:2x2 --models llama_7b_70b --mesh data=1,model=4 --json
 
-TPUs need the extra `tpu`, h100 the CUDA plugin of JAX. On a mesh, arguments and memory are those of one chip, and
-collectives those of a round. What the figures are: `speccascade.planning.program_report`.
+TPUs need the extra `tpu`, h100 the extra `cuda`. On a mesh, arguments and memory are those of one chip, and collectives
+those of a round. What the figures are: `speccascade.planning.program_report`.
 """
 
 import argparse

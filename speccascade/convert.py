@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
-  names = ('dtype', 'overwrite', 'step', 'scan', 'activation', 'revision')
+  names = ('dtype', 'overwrite', 'step', 'scan', 'activation')
   convert(args.src, args.dst, form=args.format, **{name: getattr(args, name) for name in names})
 
 
@@ -33,7 +33,6 @@ def _parser() -> commands.Parser:
   parser.add_argument('--step', type=int, help='of t5x: the number of the checkpoint (1; T5X passes over 0)')
   parser.add_argument('--scan', action='store_true', help="of t5x: layers stacked, for T5X's scalable_t5")
   parser.add_argument('--activation', help="of SRC's MLPs, if SRC is T5X without its gin file: gelu, relu, silu, swish")
-  parser.add_argument('--revision', help='branch, tag or commit, where SRC is a hub id')
   parser.add_argument('--overwrite', action='store_true', help='replace a checkpoint that is at DST')
   return parser
 

@@ -19,6 +19,7 @@ os.environ |= {  # of the processes that tests start, too
   'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
 }
 
+import gin  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 import trained  # noqa: E402
@@ -79,6 +80,14 @@ def few_executables():
     maps = pathlib.Path('/proc/self/maps')
     if maps.exists() and maps.read_bytes().count(b'\n') > 25_000:
       jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def empty_config():
+  """Leave no config to the next test."""
+  yield
+  with gin.unlock_config():
+    gin.clear_config()
 
 
 @pytest.fixture(autouse=True)

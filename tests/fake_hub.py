@@ -11,12 +11,14 @@ import re
 import shutil
 import types
 
+import huggingface_hub
 import jax
 import tokenizers as hf_tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from speccascade import embedded
 from speccascade.checkpoints import hf
+from speccascade.data import sources
 from speccascade.train import vocabulary
 from speccascade.types import Model
 
@@ -108,11 +110,18 @@ KINDS = {  # by what an id begins with
 
 
 class Hub:
-  """Repositories that are made when they are first asked for; what was fetched of each."""
+  """Repositories that a test gives or that are made when they are first asked for; what was fetched of each."""
 
   def __init__(self, root: pathlib.Path):
     self.root = root
+    self.given: dict[tuple[str, str | None], pathlib.Path] = {}  # by id and revision
     self.fetched: dict[str, list[str]] = {}
+
+  def stand_in(self, monkeypatch):
+    """Take the place of `huggingface_hub`."""
+    sources._listed.cache_clear()
+    for name in ('model_info', 'snapshot_download', 'hf_hub_download'):
+      monkeypatch.setattr(huggingface_hub, name, getattr(self, name))
 
   def made(self, hub_id: str, seed: int | None = None) -> pathlib.Path:
     """Return the folder of a checkpoint."""
@@ -131,24 +140,31 @@ class Hub:
         shutil.copyfile(file, folder / file.name)
     return folder
 
-  def names(self, hub_id: str) -> list[str]:
-    """Return the names of the files of a checkpoint."""
-    folder = self.made(hub_id)
+  def folder(self, hub_id: str, revision: str | None = None) -> pathlib.Path:
+    """Return the folder of a repository."""
+    return self.given.get((hub_id, revision)) or self.made(hub_id)
+
+  def names(self, hub_id: str, revision: str | None = None) -> list[str]:
+    """Return the names of the files of a repository."""
+    folder = self.folder(hub_id, revision)
     return sorted(str(p.relative_to(folder)) for p in folder.rglob('*') if p.is_file())
 
   def model_info(self, hub_id: str, revision: str | None = None):
     """Stand in for the function of `huggingface_hub`, as those that follow."""
-    return types.SimpleNamespace(siblings=[types.SimpleNamespace(rfilename=name) for name in self.names(hub_id)])
+    names = self.names(hub_id, revision)
+    return types.SimpleNamespace(siblings=[types.SimpleNamespace(rfilename=name) for name in names])
 
-  def snapshot_download(self, hub_id: str, revision: str | None = None, allow_patterns=()) -> str:
-    folder, cache = self.made(hub_id), self.root / 'cache' / hub_id / 'snapshots' / '0123abc'
-    for name in self.names(hub_id):
-      if any(fnmatch.fnmatch(name, pattern) for pattern in allow_patterns):
+  def snapshot_download(
+    self, hub_id: str, revision: str | None = None, allow_patterns=(), local_files_only: bool = False
+  ) -> str:
+    cache = self.root / 'cache' / hub_id / 'snapshots' / f'0123abc{revision or ""}'
+    for name in self.names(hub_id, revision):
+      if not local_files_only and any(fnmatch.fnmatch(name, pattern) for pattern in allow_patterns):
         self.fetched.setdefault(hub_id, []).append(name)
         (cache / name).parent.mkdir(parents=True, exist_ok=True)
         if not (cache / name).exists():
-          (cache / name).symlink_to(folder / name)
+          (cache / name).symlink_to(self.folder(hub_id, revision) / name)
     return str(cache)
 
   def hf_hub_download(self, hub_id: str, name: str, revision: str | None = None) -> str:
-    return str(self.made(hub_id) / name)
+    return str(self.folder(hub_id, revision) / name)

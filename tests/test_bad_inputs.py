@@ -16,7 +16,6 @@ from unittest import mock
 
 from cases import TABLE
 from flax import struct
-import gin
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -670,13 +669,6 @@ ON_THE_COMMAND_LINE = (
 )
 
 
-@pytest.fixture(autouse=True)
-def empty_config():
-  yield
-  with gin.unlock_config():
-    gin.clear_config()
-
-
 @pytest.mark.parametrize('name', GIN)
 def test_gin_says_it_in_one_sentence(name):
   bindings, part = GIN[name]
@@ -724,7 +716,7 @@ COMMANDS = {
     (['--shard=0/99999999'], ('--shard', "'0/99999999'", '10000')),
     (['--shard=0/2', '--merge'], ('--shard', '--merge')),
     (['--run_dir={tmp}/none', '--merge'], ('{tmp}/none', 'shards')),
-    (['--only=nothing', '--run_dir={tmp}/run'], ('only=nothing', 'Speculative cascades of a small T5 pair')),
+    (['--only=nothing', '--run_dir={tmp}/run'], ('only=nothing', 'experiments here are experiment')),
     (['--run_dir={tmp}/file'], '{tmp}/file'),
     (['--run_dir={tmp}/thesis'], ('{tmp}/thesis', 'thesis.tex')),
     (['--run_dir={tmp}/lost'], ('{tmp}/lost', 'config.gin')),

@@ -16,9 +16,10 @@ from speccascade.__main__ import COMMANDS
 from speccascade.decode import __main__ as command
 from speccascade.decode import options
 from speccascade.engine.method import Strategy
-from speccascade.evaluate import config
+from speccascade.evaluate import config, tasks
 from speccascade.evaluate.curves import Curve
 from speccascade.host import commands, names
+from speccascade.host.errors import RunError
 from speccascade.models import toy
 from speccascade.sv import plans
 from speccascade.train import jobs
@@ -141,6 +142,27 @@ def test_a_class_that_is_given_a_bare_number_is_spelled_with_its_own_argument():
   known = acceptance.known()
   with pytest.raises(ValueError, match=re.escape('Threshold(limit=0.1)')):
     names.find('Threshold(0.3)', 'acceptor', known)
+
+
+@pytest.mark.parametrize('text', ['gsm8k(0)', 'gsm8k(shots', 'problems(0)', 'gsm8k:0'])
+def test_a_task_that_is_miswritten_is_answered_by_a_task(text):
+  with pytest.raises(ValueError, match='gsm8k\\(') as caught:
+    tasks.find(text)
+  assert 'alpha' not in str(caught.value) and 'opt' not in str(caught.value)
+
+
+def test_an_error_inside_of_a_task_is_no_wrong_argument(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sys, 'path', [*sys.path])
+  (tmp_path / 'my_broken.py').write_text('def broken(count=1):\n  return len(count)\n')
+  with pytest.raises(TypeError, match=r"^object of type 'int' has no len\(\)"):
+    tasks.find('my_broken:broken')
+  with pytest.raises(ValueError, match=having("broken: got an unexpected keyword argument 'shots'", 'it takes count')):
+    tasks.find('my_broken:broken(shots=1)')
+  (tmp_path / 'mine.gin').write_text('Experiment.models = @embedded.models')
+  config.parse(['mine.gin'], ['Experiment.curves = opt', 'Experiment.task = my_broken:broken'])
+  with pytest.raises(RunError, match=having('has no len()', 'my_broken.py:2')):
+    config.build()
 
 
 def test_what_a_name_means_is_known_by_its_source(my_names):

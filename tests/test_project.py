@@ -6,10 +6,12 @@ import functools
 import graphlib
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 
 import jax.numpy as jnp
+import pytest
 
 import speccascade
 from speccascade import embedded, methods, Model
@@ -98,6 +100,29 @@ TRACED = {  # what a round traces, None for all of a file
   'loop': ('first_batch', 'put_rows', '_run', '_rounds', 'context_of', 'end_stalled', 'lacks_of', 'host_arrays'),
 }
 STATED = ('facts', 'lowered', 'for_networks', 'only', 'run', 'reads', 'told', 'follows', 'calls', 'turns', 'beyond')
+
+
+SURFACE = {  # what may only fall; a rise is written here
+  'flags': 78,
+  'settings': 175,
+  'gin names': 122,
+  'gin files': 43,
+  'words of prose': 45_440,
+  'files': 220,
+}
+
+
+@pytest.mark.full
+def test_there_is_no_more_to_learn_than_before():
+  found = runpy.run_path(str(ROOT / 'scripts' / 'surface.py'))['figures']()
+  assert found.keys() == SURFACE.keys()
+  assert not {what: count for what, count in found.items() if count > SURFACE[what]}
+
+
+def test_ci_runs_a_shard_of_the_long_tier_as_the_documents_say():
+  ci, page = (ROOT / '.ci' / 'run').read_text(), (ROOT / 'docs' / 'evidence.md').read_text()
+  (shards,) = re.findall(r'^shards=(\d+)', ci, re.MULTILINE)
+  assert re.search(r'^scripts/long\.sh .*rev-parse.*% shards', ci, re.MULTILINE) and f'one of {shards} shards' in page
 
 
 def branches(name: str, only: tuple[str, ...] | None) -> int:

@@ -89,8 +89,7 @@ def _value(what: str) -> Any:
     raise ValueError(f'{named.name} is neither a rule nor a combiner; it makes a method: call it, as {named.name}(…)')
   if of_rule:
     return rules.find(what)
-  with names.explained(named):
-    return methods.find(what)()
+  return named._replace(value=methods.find(what)).call()
 
 
 if __name__ == '__main__':

@@ -162,7 +162,6 @@ def read(
   form = kind(folder)
   if form == 't5x':
     folder = t5x.find(folder)
-    default = folder.parent.name if folder.name.startswith('checkpoint_') else folder.name  # of the folder of steps
     settings['activation'] = activation
   elif activation is not None:
     raise ValueError(f'activation={activation!r} is for T5X checkpoints, and {folder} is {form}: leave it out')
@@ -228,7 +227,7 @@ def kind(folder: Path) -> str:
     return 't5x'
   if 'config.json' in names or weights:
     return 'hf'
-  if any(name.endswith('.gguf') for name in names):
+  if any(map(sources.is_gguf, names)):
     raise ValueError(f'{folder} is no checkpoint: {files.GGUF}')
   some = ', '.join(names[:8]) + (f' and {len(names) - 8} more' if len(names) > 8 else '')
   inside = [p.name for p in sorted(folder.iterdir()) if p.is_dir() and (p / 'config.json').is_file()]
@@ -238,7 +237,7 @@ def kind(folder: Path) -> str:
 
 def _source(path, revision: str | None = None) -> sources.Source:
   """Return an existing folder for the source of a model, with the name of the model."""
-  if storage.is_address(path) and not path.endswith(sources.GGUF):  # of a bucket, the latest step is copied here
+  if storage.is_address(path) and not sources.is_gguf(path):  # of a bucket, the latest step is copied here
     with storage.client_errors():
       path = str(t5x.find(storage.resolve(path)))
   found = sources.find(path, _read_files, ['hf_tokenizer'], revision=revision)
@@ -253,9 +252,9 @@ def _source(path, revision: str | None = None) -> sources.Source:
   return found
 
 
-def folder_of(path, revision: str | None = None) -> Path:
+def folder_of(path) -> Path:
   """Return the folder of the source of a model, on this machine."""
-  return _source(sources.parse(path)[0], revision).path
+  return _source(sources.parse(path)[0]).path
 
 
 def _read_files(names: Sequence[str], read: Callable[[str], bytes]) -> list[str]:
@@ -264,7 +263,7 @@ def _read_files(names: Sequence[str], read: Callable[[str], bytes]) -> list[str]
   inside = [name for name in names if name.count('/') == 1]
   if weights := hf.reader.choose(inside, read):
     return [*found, *weights]
-  if any(name.endswith('.gguf') for name in inside):
+  if any(map(sources.is_gguf, inside)):
     raise ValueError(f'{inside[0].partition("/")[0]} is no checkpoint: {files.GGUF}')
   if len(inside) == len(names) and any(name.endswith('/config.json') for name in inside):
     raise FileNotFoundError(f'{inside[0].partition("/")[0]} has no weights here')

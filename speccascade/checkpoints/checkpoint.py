@@ -20,7 +20,6 @@ class Checkpoint:
     name: The name in results; None: that of the checkpoint.
     tokenizer: The source of another tokenizer than the checkpoint's.
     scan: Whether the layers are one loop in the compiled program.
-    revision: Of a hub model.
     activation: Of a T5X checkpoint without its gin file.
     rules: How the parameters are sharded over a mesh: 'replicated', 'sharded' or pairs of axes.
   """
@@ -30,7 +29,6 @@ class Checkpoint:
   name: str | None = None
   tokenizer: str | None = None
   scan: bool = False
-  revision: str | None = None
   activation: str | None = None
   rules: Any = dataclasses.field(default=None, repr=False)
 
@@ -43,18 +41,18 @@ class Checkpoint:
     """Return the tokenizer, without loading the model; None where the checkpoint has none."""
     if self.tokenizer is not None:
       return tokenizers.load(self.tokenizer)
-    return tokenizers.find(self.path, self.revision)
+    return tokenizers.find(self.path)
 
   def digest(self) -> str:
     """Return a digest of the files at the path."""
-    return self._read(checkpoints.digest, revision=self.revision, tokenizer=self.tokenizer)
+    return self._read(checkpoints.digest, tokenizer=self.tokenizer)
 
   def load(self, mesh: Any = None, loaded: list | None = None) -> Model:
     """Return the model at the path; whatever is wrong with the files is an error that names it.
 
     `loaded` are the checkpoints that were loaded so far, to which this one is added; models of one share its arrays.
     """
-    names = ('dtype', 'tokenizer', 'scan', 'revision', 'activation', 'rules')
+    names = ('dtype', 'tokenizer', 'scan', 'activation', 'rules')
     settings = {name: getattr(self, name) for name in names}
     model = self._read(checkpoints.load_shared, loaded=[] if loaded is None else loaded, mesh=mesh, **settings)
     return model if self.name is None else model.replace(name=self.name)

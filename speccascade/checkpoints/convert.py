@@ -23,7 +23,6 @@ def convert(
   step: int | None = None,
   scan: bool = False,
   activation: str | None = None,
-  revision: str | None = None,
 ) -> Path:
   """Write a checkpoint in another format or dtype, check it by reading it back, and print a summary.
 
@@ -36,7 +35,6 @@ def convert(
     step: Number of the checkpoint; t5x only.
     scan: Stack the layers, as T5X's scalable_t5 has them; t5x only.
     activation: Activation of the source's MLPs, as `load` takes it.
-    revision: Branch, tag or commit of a hub model.
 
   Returns:
     The folder of the checkpoint that was written.
@@ -52,11 +50,11 @@ def convert(
   if form == 't5x' and t5x.find(dst) != dst:  # a folder of steps, where another is written next to them
     dst = dst / f'checkpoint_{1 if step is None else step}'
   overwrite = _check_destination(dst, form, overwrite)
-  source = t5x.find(checkpoints.folder_of(src, revision))
+  source = t5x.find(checkpoints.folder_of(src))
   if dst == source or dst in source.parents:
     raise ValueError(f'{dst} is or contains the source {source}: choose another destination')
   start = time.perf_counter()
-  model = checkpoints.read(src, dtype=dtype, activation=activation, revision=revision)
+  model = checkpoints.read(src, dtype=dtype, activation=activation)
   read = time.perf_counter()
   expected = files.facts(model.params)
   network = model.network

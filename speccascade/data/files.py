@@ -154,12 +154,9 @@ def conversations(
   domain: str | None = None,
   chat: bool | str = False,
   count: int | None = None,
-  start: int = 0,
   seed: int | None = None,
   max_prompt_tokens: int = 1024,
   max_new_tokens: int = 256,
-  metrics: Sequence[str | Metric] = ('words',),
-  stop: Sequence[str] = (),
   tokenizer: str | None = None,
   name: str | None = None,
 ) -> Task:
@@ -175,12 +172,9 @@ def conversations(
     domain: Field whose values divide the examples in reports.
     chat: Whether the prompt is messages for the models' chat template; a text is the system's message.
     count: Number of examples; None for all.
-    start: Number of objects to skip.
     seed: Of a random subset of `count` conversations; None takes the first ones.
     max_prompt_tokens: The longest prompt.
     max_new_tokens: Tokens to generate at most.
-    metrics: Names of metrics, or functions.
-    stop: Strings that end decoding.
     tokenizer: Path of the models' tokenizer, to truncate the last turn of long prompts.
     name: The task's name; by default the name of the file.
 
@@ -195,9 +189,9 @@ def conversations(
     raise ValueError(f'turns={turns}: give at least 1, and chat=True for more than 1.')
   records = _records(path)
   openings = [_opening(record, where, turns) for where, record in records]
-  chosen = _selected(path, len(records), start, count, seed, lambda i: openings[i] is not None)
+  chosen = _selected(path, len(records), 0, count, seed, lambda i: openings[i] is not None)
   if not chosen:
-    raise ValueError(f'{path}: no conversation from start={start} on has {turns} turns of a user; give another start.')
+    raise ValueError(f'{path}: no conversation has {turns} turns of a user; give fewer turns, or another file.')
   fit = prompts.Fitter(tokenizer, max_prompt_tokens)
   system = [{'role': 'system', 'content': chat}] if isinstance(chat, str) else []
 
@@ -211,7 +205,7 @@ def conversations(
 
   info = {i: {name: prompts.field(records[i][1], name, records[i][0]) for name in info_fields} for i in chosen}
   examples = _in_domains([Example(i, prompt(openings[i]), [], info[i]) for i in chosen], domain, records)
-  return _task(path, name, records, examples, (max_prompt_tokens, max_new_tokens), metrics, stop)
+  return _task(path, name, records, examples, (max_prompt_tokens, max_new_tokens), ('words',))
 
 
 _ROLES = {'human': 'user', 'user': 'user', 'system': 'system'}  # of other speakers: assistant

@@ -3,7 +3,7 @@
 models/large  problems.jsonl.gz         a folder or a file of this machine
 gs://bucket/models/large                an address in a bucket, of which a copy is cached here
 org/name  org/name@REVISION             a model of the Hugging Face hub; of it only the files that are read are fetched
-X.gguf  org/name/X.gguf                 a file of llama.cpp, on this machine or of the hub
+X.gguf  org/name/X.gguf[@REVISION]      a file of llama.cpp, on this machine or of the hub
 smollm2                                 a model of an installed package (`host.packaged`)
 family:NAME/MEMBER                      a model or a file of texts of a family (`data.families`)
 
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import contextlib
 import functools
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 import re
 from typing import NamedTuple
 
@@ -28,8 +28,7 @@ FREQUENT = 'frequent='
 GGUF = '.gguf'
 STEP = re.compile(r'checkpoint_(\d+)')  # a folder of T5X
 _PART = re.compile(rf'(.+)@(\d+|{MTP}|{FREQUENT}.+)')
-_HUB_ID = re.compile(r'([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?')
-_HUB_FILE = re.compile(rf'([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/(.+\{GGUF})')
+_HUB = re.compile(rf'([A-Z0-9][\w.-]*/[A-Z0-9][\w.-]*)(?:/(.+\{GGUF}))?(?:@([\w./-]+))?', re.IGNORECASE)
 
 
 class Source(NamedTuple):
@@ -79,24 +78,35 @@ def find(
   """
   text = os.fspath(text)
   local = Path(os.path.abspath(os.path.expanduser(text)))
-  of_hub = not storage.is_address(text) and not local.exists() and not Path(text.split('/')[0]).exists()
-  if of_hub and (match := _HUB_ID.fullmatch(text)):
-    if match[2] and revision not in (None, match[2]):
+  match = None if storage.is_address(text) or local.exists() else _HUB.fullmatch(text)
+  if match and not Path(match[1]).exists():
+    hub_id, file, given = match.groups()
+    if given and revision not in (None, given):
       raise ValueError(f'{text} has a revision, and revision={revision!r} is another: leave one out')
-    return Source(_from_hub(match[1], revision or match[2], choose), match[1].partition('/')[2])
-  if of_hub and (match := _HUB_FILE.fullmatch(text)):
-    return _of_gguf(_file_of_hub(match[1], match[2], revision))
+    if file:
+      return _of_gguf(_file_of_hub(hub_id, file, revision or given))
+    return Source(_from_hub(hub_id, revision or given, choose), hub_id.partition('/')[2])
   if revision is not None:
     raise ValueError(f'{text} is no hub model, and revision={revision!r} is one of a hub model: leave it out')
   if families.is_member(text):
     return Source(families.find(text), text.rpartition('/')[2])
   if storage.is_address(text):
     with storage.client_errors():
-      path = storage.local_copy(storage.resolve(text), storage.everything if text.endswith(GGUF) else choose, siblings)
-    return _of_gguf(path) if text.endswith(GGUF) else Source(path, path.name)
+      path = storage.local_copy(storage.resolve(text), storage.everything if is_gguf(text) else choose, siblings)
+    return _of_gguf(path) if is_gguf(text) else Source(path, _called(PurePosixPath(text)))
   if text in packaged.MODELS and not local.exists():
     return Source(gguf.folder(packaged.MODELS[text].find()), text)
-  return _of_gguf(local) if local.suffix == GGUF and local.is_file() else Source(local, local.name)
+  return _of_gguf(local) if is_gguf(text) and local.is_file() else Source(local, _called(local))
+
+
+def is_gguf(text: str) -> bool:
+  """Tell whether a source ends as a file of llama.cpp does."""
+  return text.lower().endswith(GGUF)
+
+
+def _called(path: PurePath) -> str:
+  """Return the last name of a path, of a step of T5X that of the folder above."""
+  return path.parent.name if STEP.fullmatch(path.name) else path.name
 
 
 def _of_gguf(file: Path) -> Source:

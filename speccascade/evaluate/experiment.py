@@ -34,7 +34,8 @@ class Experiment:
       they are loaded when the run starts.
     curves: What is compared: texts (see `evaluate.texts`), curves, and lists of them. The last model alone, 'target
       only', is added where it is the reference and none of them.
-    name: The name in results, and of the folder where a run has several experiments.
+    name: The name in results, which have the names of the models where none is given, and of the folder where a run has
+      several experiments.
     cell: The cell of a paper's table or figure that this reproduces, as 'cascades/table2/wmt14/small-large'.
     reference: The curve that times and qualities are compared with: its one point, or of several the one of the same
       value.

@@ -259,7 +259,7 @@ def _finish(study: Study, run: RunDir, command: str) -> Path:
 
   def results():
     record = _metrics(experiment) | dict(
-      name=experiment.name,
+      name=' → '.join(names) if experiment.name == Experiment.name else experiment.name,
       task=experiment.task.name,
       models=names,
       points=summary.points(experiment, quality.lines(), list(timings.lines()), study.judged),

@@ -77,5 +77,4 @@ def find(text: str, find_tokenizer: Callable[[], Any] = lambda: None) -> Task:
   registered = named.value is tasks.seqio_task and given.get('name') not in BENCHMARKS  # with its own vocabularies
   if 'tokenizer' in takes and 'tokenizer' not in given and not registered:
     given['tokenizer'] = find_tokenizer()
-  with names.explained(named):
-    return named.value(**given)
+  return named.call(**given)

@@ -64,8 +64,7 @@ def find(text: str) -> Curve | list:
   if isinstance(named.value, type):
     raise ValueError(f'{text!r} names the class {named.name}, no rule, method or suite; name a function.')
   if named.value in suites.known().values():
-    with names.explained(named):
-      return named.value(**plugins.bound(named.value) | named.arguments)
+    return named.call(**plugins.bound(named.value) | named.arguments)
   value = rules.find(text) if named.short else named.value
   return curve(value, named.arguments, re.sub(r'[A-Za-z_][\w.]*:(?=[A-Za-z_])', '', text.strip()))
 

@@ -19,7 +19,7 @@ from typing import Any
 import gin
 
 from speccascade.host import names, storage
-from speccascade.host.errors import first_line, RunError
+from speccascade.host.errors import first_line, line_of, RunError
 
 # The files that come with the package: inside it where it is installed, next to it in a clone.
 PACKAGE = Path(__file__).parents[1]
@@ -134,7 +134,7 @@ def _check_asked_for():
   for name in _asked_for:
     scope, _, rest = name.rpartition('/')
     is_macro = '.' not in rest
-    key = (name, 'gin.macro', 'value') if is_macro else _key(scope, rest)
+    key = (name, 'gin.macro', 'value') if is_macro else gin.config.ParsedBindingKey.parse(name).scope_selector_arg
     if key in read or not _is_ours(key[1]):
       continue
     inner = sorted(f'{at}/{rest}' for at, *of in read if not is_macro and not scope and of == [*key[1:]])
@@ -144,22 +144,19 @@ def _check_asked_for():
     raise RunError(f'--gin.{name} has no effect: {why}.')
 
 
-def _key(scope: str, name: str) -> tuple[str, str, str]:
-  """Return the scope, the full name of the configurable and the parameter of a binding."""
-  given, _, parameter = name.rpartition('.')
-  return scope, gin.config._REGISTRY.get_match(given).selector, parameter
-
-
 def _is_ours(selector: str) -> bool:
   """Tell whether a configurable is called by gin or this package; a user's module may call what it registers later."""
-  return gin.config._REGISTRY[selector].wrapped.__module__.split('.')[0] in ('gin', PACKAGE.name)
+  return gin.get_configurable(selector).__module__.split('.')[0] in ('gin', PACKAGE.name)
 
 
 def _in_effect(scope: str, selector: str) -> dict[str, tuple[str, Any]]:
   """Return the bindings of a call by parameter, each with its scope, the innermost, and its value."""
   parts = scope.split('/') if scope else []
-  scopes = ['/'.join(parts[:i]) for i in range(len(parts) + 1)]
-  return {p: (at, value) for at in scopes for p, value in gin.config._CONFIG.get((at, selector), {}).items()}
+  found = {}
+  for at in ['/'.join(parts[:i]) for i in range(len(parts) + 1)]:
+    own = gin.get_bindings(f'{at}/{selector}'.lstrip('/'), resolve_references=False, inherit_scopes=False)
+    found |= {parameter: (at, value) for parameter, value in own.items()}
+  return found
 
 
 def sources() -> dict[str, str]:
@@ -167,7 +164,8 @@ def sources() -> dict[str, str]:
 
   Installed modules are skipped: their packages have versions.
   """
-  waiting = [statement.module for statement in gin.config._IMPORTS]
+  found = re.findall(r'^(?:from (\S+) )?import (\S+)', gin.config_str(), re.MULTILINE)
+  waiting = ['.'.join(filter(None, names)) for names in found]
   digests = {}
   while waiting:
     name = waiting.pop()
@@ -241,7 +239,7 @@ def _explain(error: Exception) -> str:
     name = called[0].group(1).split('.')[-1] if called else m.group(1)
     return f'config: {name} lacks {m.group(3)}; bind it, as in {name}.{m.group(3).split(chr(39))[1]} = …'
   if m := re.search(r"No bindings specified for '(.+?)/(?:gin\.)?macro'", message):
-    macros = [scope for scope, selector in gin.config._CONFIG if selector == 'gin.macro']
+    macros = re.findall(r'^([\w/]+) =', gin.config_str(), re.MULTILINE)
     return f'%{m.group(1)} is used but bound nowhere{names.meant(m.group(1), macros)}; bind it, as in {m.group(1)} = …'
   if m := re.search(r"Ambiguous selector '(.+?)', matches \[(.+?)\]", message):
     return f'config: {m.group(1)} is the end of several names, {m.group(2)}; write one of them{location}'
@@ -257,6 +255,8 @@ def _explain(error: Exception) -> str:
     )
   scopes = [x for x in (re.search(r"in scope '(.+?)'", line) for line in lines) if x]
   inside = f' (config scope {scopes[0].group(1)})' if scopes else ''
+  if not isinstance(error, (ValueError, OSError, RuntimeError)):  # of a function, which may be a user's
+    inside = f'{line_of(error)}{inside}'
   return f'{message.rstrip(".") if location or inside else message}{location}{inside}'
 
 

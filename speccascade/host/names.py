@@ -26,10 +26,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from speccascade.host.errors import first_line
-
 _COLON = re.compile(r"""('[^']*'|"[^"]*")|([A-Za-z_][\w.]*):(?=[\w.+-])""")
 _NUMBERS = {'nan': math.nan, 'inf': math.inf}
+_A_TASK = 'gsm8k(shots=0)'  # as errors spell one
 _AS_DATA = contextvars.ContextVar('as data', default=False)
 
 
@@ -53,13 +52,29 @@ class Named(NamedTuple):
     """
     if isinstance(self.value, type):
       self._check_kind()
-      with explained(self):
-        return self.value(*self.short, **self.arguments)
+      return self.call(*self.short, **self.arguments)
     if not self.called or not self.arguments and not self.short:
       return self.value
     if self.short or not callable(self.value):
       raise ValueError(f'{self.name} takes its arguments by name, as in {self.name}(NAME=VALUE)')
     return functools.partial(self.value, **self.arguments)
+
+  def call(self, *args, **kwargs) -> Any:
+    """Call what is named.
+
+    Raises:
+      ValueError: It does not take these arguments. What it raises itself comes through.
+    """
+    try:
+      return self.value(*args, **kwargs)
+    except TypeError as error:
+      signature = inspect.signature(self.value)
+      try:
+        signature.bind(*args, **kwargs)
+      except TypeError as mismatch:
+        takes = ', '.join(signature.parameters)
+        raise ValueError(f'{self.name}: {mismatch}; it takes {takes or "no argument"}') from error
+      raise
 
   def _check_kind(self) -> None:
     """Raise for a class that is like no known one and whose instances are no functions: nothing else is called."""
@@ -79,17 +94,6 @@ def as_data() -> Iterator[None]:
     yield
   finally:
     _AS_DATA.reset(token)
-
-
-@contextlib.contextmanager
-def explained(named: Named):
-  """Say in a sentence which argument is missing or unknown where a call of what is named fails."""
-  try:
-    yield
-  except TypeError as error:
-    takes = ', '.join(inspect.signature(named.value).parameters)
-    message = re.sub(r'^\S+\(\) ', '', first_line(error))
-    raise ValueError(f'{named.name}: {message}; it takes {takes or "no argument"}') from error
 
 
 def find(text: str, what: str, known: Mapping[str, Any], inner: Mapping[str, Any] = {}) -> Named:
@@ -114,9 +118,10 @@ def find(text: str, what: str, known: Mapping[str, Any], inner: Mapping[str, Any
     node, *more = node.elts
   named = node and _named(node, what, known, inner)
   if named is None or (more and not named.short):
-    raise ValueError(
-      f'{text!r} names no {what}; write NAME, NAME:NUMBER, NAME(alpha=0.1) or MODULE:NAME, as in opt:0.1'
-    )
+    forms = 'NAME:NUMBER, NAME(alpha=0.1) or MODULE:NAME, as in opt:0.1'
+    if what == 'task':
+      forms = f'NAME(shots=0) or MODULE:NAME, as in {_A_TASK}'
+    raise ValueError(f'{text!r} names no {what}; write NAME, {forms}')
   short = [*named.short, *(_value(x, {}, f'{named.name}:{{}}') for x in more)]
   return named._replace(short=short, text=text)
 
@@ -138,7 +143,8 @@ def _named(node: ast.expr, what: str, known: Mapping[str, Any], inner: Mapping[s
   if called and (node.args or None in given or len(set(given)) < len(given)):
     name = ast.unparse(node.func)
     first = next(iter(inspect.signature(known[name]).parameters), '') if isinstance(known.get(name), type) else 'alpha'
-    raise ValueError(f'{name} takes its arguments by name, each once, as in {name}({first}=0.1)')
+    example = _A_TASK if what == 'task' else f'{name}({first}=0.1)'
+    raise ValueError(f'{name} takes its arguments by name, each once, as in {example}')
   node = node.func if called else node
   if not isinstance(node, ast.Name):
     return None

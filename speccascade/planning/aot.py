@@ -127,7 +127,8 @@ def describe(topology: str):
     with _quiet():  # it says at length that there is no TPU
       return topologies.get_topology_desc(platform='tpu', topology_name=topology)
   except (jax.errors.JaxRuntimeError, RuntimeError, NotImplementedError) as error:  # a compiler missing, or too old
-    need = "pip install 'jax-cuda12-plugin[with-cuda]'" if chip == 'h100' else "pip install 'speccascade[tpu]'"
+    extra = 'cuda' if chip == 'h100' else 'tpu'
+    need = f"pip install 'speccascade[{extra}]'"
     raise ValueError(f'{topology} cannot be described ({first_line(error)}); it needs {need}.') from error
 
 

@@ -6,7 +6,6 @@ end of sequence.
 
 from collections.abc import Callable, Iterable, Iterator
 import dataclasses
-import importlib
 import json
 
 import numpy as np
@@ -33,10 +32,10 @@ def tokenised(texts: Iterable[tuple[str, str]], tokenizer: tokenizers.Tokenizer)
     yield tokenizer.encode(source), ids if ids[-1:] == [eos] else [*ids, eos]
 
 
-def repeated(pairs: Iterable[Pair], seed: int = 0) -> Iterator[Pair]:
+def repeated(pairs: Iterable[Pair]) -> Iterator[Pair]:
   """Yield pairs without end, in a new order in each epoch."""
   pairs = list(pairs)
-  return shuffled(lambda: pairs, seed, len(pairs))
+  return shuffled(lambda: pairs, buffer=len(pairs))
 
 
 def shuffled(epoch: Callable[[], Iterable[Pair]], seed: int = 0, buffer: int = 10_000) -> Iterator[Pair]:
@@ -68,10 +67,7 @@ def seqio_task(
   *,
   split: str = 'train',
   tokenizer=None,
-  prefix: str = '',
   data_dir: str | None = None,
-  module: str | None = None,
-  seed: int = 0,
 ) -> Iterator[Pair]:
   """Yield the pairs of a benchmark, or of a registered seqio task or mixture, without end and not truncated.
 
@@ -79,17 +75,14 @@ def seqio_task(
     name: A benchmark of `speccascade.data.benchmarks`, or a name in seqio's registry.
     split: The split to read.
     tokenizer: Path of the tokenizer (benchmarks only; a seqio task has vocabularies of its own).
-    prefix: Beginning of every source (benchmarks only).
     data_dir: Folder of TensorFlow Datasets (benchmarks only).
-    module: A module to import first, which registers the seqio task.
-    seed: Of the order in each epoch.
 
   Raises:
     FileNotFoundError: if the data set is not prepared; it names the command.
     ValueError: if there is no such task or split, or a setting is missing.
   """
   if name in BENCHMARKS:
-    benchmark = dataclasses.replace(BENCHMARKS[name], prefix=prefix, shots=0)
+    benchmark = dataclasses.replace(BENCHMARKS[name], prefix='', shots=0)
     if split not in benchmark.splits or tokenizer is None:
       raise ValueError(
         f'{name}: split={split!r} must be one of {", ".join(benchmark.splits)}, and tokenizer={tokenizer} a path'
@@ -100,52 +93,45 @@ def seqio_task(
     def read():
       return tasks.examples(benchmark, records, prompting.NO_LIMIT, split)
 
-    yield from shuffled(lambda: tokenised(((e.prompt, e.references[0]) for e in read()), loaded), seed)
+    yield from shuffled(lambda: tokenised(((e.prompt, e.references[0]) for e in read()), loaded))
   seqio = tasks.library()
-  if module is not None:
-    importlib.import_module(module)
   if name not in (*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()):
-    raise ValueError(f'there is no benchmark and no seqio task or mixture {name!r}: give the module that registers it')
-  settings = dict(sequence_length=None, split=split, shuffle=False, seed=seed, num_epochs=1)
+    raise ValueError(f'there is no benchmark and no seqio task or mixture {name!r}: import its module first')
+  settings = dict(sequence_length=None, split=split, shuffle=False, seed=0, num_epochs=1)
 
   def read():
     return seqio.get_mixture_or_task(name).get_dataset(**settings).as_numpy_iterator()
 
-  yield from shuffled(lambda: ((r['inputs'].tolist(), r['targets'].tolist()) for r in read()), seed)
+  yield from shuffled(lambda: ((r['inputs'].tolist(), r['targets'].tolist()) for r in read()))
 
 
-def generated(tokenizer, *, split: str = 'train', count: int | None = None, seed: int = 0) -> Iterator[Pair]:
-  """Yield the sentence pairs of the package without end.
+def generated(tokenizer, *, count: int | None = None) -> Iterator[Pair]:
+  """Yield the sentence pairs of the package for training without end.
 
   Args:
     tokenizer: Path of the tokenizer.
-    split: 'train', 'validation' or 'test'.
-    count: Number of pairs, the first ones of the split; all by default.
-    seed: Of the order in each epoch.
+    count: Number of pairs, the first ones; all by default.
   """
-  texts = embedded.sentences(split, count)
-  yield from repeated(tokenised(texts, tokenizers.load(tokenizer)), seed)
+  texts = embedded.sentences('train', count)
+  yield from repeated(tokenised(texts, tokenizers.load(tokenizer)))
 
 
-def parallel_text(source, target, tokenizer, *, seed: int = 0) -> Iterator[Pair]:
+def parallel_text(source, target, tokenizer) -> Iterator[Pair]:
   """Yield the pairs of two files with as many lines without end.
 
   Args:
     source: File of the sources.
     target: File of the targets.
     tokenizer: Path of the tokenizer.
-    seed: Of the order in each epoch.
   """
   sources = files.lines(source)
   targets = files.lines(target)
   if len(sources) != len(targets):
     raise ValueError(f'{source} has {len(sources)} lines, {target} {len(targets)}: the files are not parallel')
-  yield from repeated(tokenised(zip(sources, targets, strict=True), tokenizers.load(tokenizer)), seed)
+  yield from repeated(tokenised(zip(sources, targets, strict=True), tokenizers.load(tokenizer)))
 
 
-def jsonl(
-  path, tokenizer, *, prompt_field: str = 'prompt', target_field: str = 'target', seed: int = 0
-) -> Iterator[Pair]:
+def jsonl(path, tokenizer, *, prompt_field: str = 'prompt', target_field: str = 'target') -> Iterator[Pair]:
   """Yield the pairs of a file of JSON objects, one a line or in one array, without end.
 
   Args:
@@ -153,14 +139,13 @@ def jsonl(
     tokenizer: Path of the tokenizer.
     prompt_field: Field or template of the source, as `data.jsonl` takes it.
     target_field: Field or template of the target.
-    seed: Of the order in each epoch.
   """
   examples = files.jsonl(path, prompt_field=prompt_field, target_field=target_field).examples
   texts = ((example.prompt, example.references[0]) for example in examples)
-  yield from repeated(tokenised(texts, tokenizers.load(tokenizer)), seed)
+  yield from repeated(tokenised(texts, tokenizers.load(tokenizer)))
 
 
-def decoded(prompts, outputs, tokenizer, *, seed: int = 0) -> Iterator[Pair]:
+def decoded(prompts, outputs, tokenizer) -> Iterator[Pair]:
   """Yield prompts with a teacher's outputs without end (sequence-level distillation).
 
   The files are the input and the output of `python -m speccascade.decode`. Outputs that no end of sequence ends are
@@ -170,7 +155,6 @@ def decoded(prompts, outputs, tokenizer, *, seed: int = 0) -> Iterator[Pair]:
     prompts: File of the prompts.
     outputs: File of the outputs.
     tokenizer: Path of the tokenizer, the teacher's too.
-    seed: Of the order in each epoch.
   """
   loaded = tokenizers.load(tokenizer)
   asked = lines.parse(prompts, '\n'.join(files.lines(prompts)))
@@ -179,4 +163,4 @@ def decoded(prompts, outputs, tokenizer, *, seed: int = 0) -> Iterator[Pair]:
     raise ValueError(f'{outputs} has an output for prompt {max(row["index"] for row in rows)}, but {prompts} has not')
   ended = [row for row in rows if row['finish_reason'] == 'eos']
   encode = [loaded.encode if isinstance(request.prompt, str) else loaded.chat for request in asked]
-  yield from repeated([(encode[row['index']](asked[row['index']].prompt), row['tokens']) for row in ended], seed)
+  yield from repeated([(encode[row['index']](asked[row['index']].prompt), row['tokens']) for row in ended])

@@ -4,7 +4,7 @@ Adafactor is that of T5X: factored from 128 on, decay 1 - t^-0.8, steps clipped 
 that of the parameter, no momentum.
 
 T5 does not scale attention scores by d_kv^-½; its initial queries are smaller by that factor instead. A step of Adam
-has the same size at any scale, so queries would move d_kv^½ too fast: `scale_queries` slows them down.
+has the same size at any scale, so queries would move d_kv^½ too fast: `slow_queries` slows them down.
 """
 
 from collections.abc import Callable
@@ -30,22 +30,14 @@ class Optimizer:
     learning_rate: The highest rate, after `warmup` steps.
     schedule: How the rate changes then: 'constant', 'linear', 'cosine' or 'rsqrt'.
     warmup: Steps in which the rate rises linearly from 0.
-    final: The last rate of a linear or cosine schedule, as a fraction of `learning_rate`.
-    b2: Decay of AdamW's second moment.
-    weight_decay: Weight decay.
     clip: The largest norm of the gradient; 0 for none.
-    scale_queries: Whether AdamW takes smaller steps of T5's queries.
   """
 
   name: str = 'adamw'
   learning_rate: float = 1e-3
   schedule: str = 'cosine'
   warmup: int = 100
-  final: float = 0.0
-  b2: float = 0.99
-  weight_decay: float = 0.0
   clip: float = 1.0
-  scale_queries: bool = True
 
   def __post_init__(self):
     if self.name not in ('adamw', 'adafactor'):
@@ -55,9 +47,6 @@ class Optimizer:
     checked_int('warmup', self.warmup, least=0)
     for name, fits, wanted in (  # comparisons that NaN fails, too
       ('learning_rate', 0 < self.learning_rate < math.inf, 'above 0 and finite'),
-      ('final', 0 <= self.final < math.inf, 'at least 0 and finite'),
-      ('b2', 0 <= self.b2 < 1, 'at least 0 and below 1'),
-      ('weight_decay', 0 <= self.weight_decay < math.inf, 'at least 0 and finite'),
       ('clip', 0 <= self.clip < math.inf, 'at least 0, which is none, and finite'),
     ):
       if not fits:
@@ -69,8 +58,8 @@ class Optimizer:
     left = max(1, steps - self.warmup)
     after = {
       'constant': optax.constant_schedule(self.learning_rate),
-      'linear': optax.linear_schedule(self.learning_rate, self.final * self.learning_rate, left),
-      'cosine': optax.cosine_decay_schedule(self.learning_rate, left, self.final),
+      'linear': optax.linear_schedule(self.learning_rate, 0.0, left),
+      'cosine': optax.cosine_decay_schedule(self.learning_rate, left),
       'rsqrt': lambda step: self.learning_rate * (warmup / jnp.maximum(warmup, warmup + step)) ** 0.5,
     }[self.schedule]
     return optax.join_schedules([optax.linear_schedule(0.0, self.learning_rate, warmup), after], [self.warmup])
@@ -79,10 +68,10 @@ class Optimizer:
     """Return the gradient transformation for a network and a run of `steps`."""
     parts = [optax.clip_by_global_norm(self.clip)] if self.clip else []
     if self.name == 'adafactor':  # its steps are relative to each tensor's size, so queries need no scale
-      adafactor = optax.adafactor(self.rate(steps), weight_decay_rate=self.weight_decay or None)
+      adafactor = optax.adafactor(self.rate(steps))
       return optax.chain(*parts, by_layer(adafactor, network) if network.scan else adafactor)
-    parts += [optax.scale_by_adam(b2=self.b2), optax.add_decayed_weights(self.weight_decay)]
-    if self.scale_queries and isinstance(network, T5) and network.config.decoder.attention_scale == 1:
+    parts.append(optax.scale_by_adam(b2=0.99))
+    if isinstance(network, T5) and network.config.decoder.attention_scale == 1:
       parts.append(slow_queries(network.config.head_dim))
     return optax.chain(*parts, optax.scale_by_learning_rate(self.rate(steps)))
 

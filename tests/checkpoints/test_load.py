@@ -1,14 +1,13 @@
 """`load` recognises the format of a path, and raises one clear error for anything else."""
 
 import dataclasses
-import fnmatch
 import functools
 import json
 import os
 import pathlib
 import shutil
-import types
 
+import fake_hub
 import jax
 import jax.numpy as jnp
 from matching import having, says
@@ -22,9 +21,10 @@ from speccascade import checkpoints, decode, methods, sampling
 from speccascade.backends import cpu
 from speccascade.checkpoints import hf, orbax, t5x
 from speccascade.checkpoints.checkpoint import Checkpoint
-from speccascade.data import sources, tokenizers
+from speccascade.data import gguf, sources, tokenizers
 from speccascade.drafters import layerskip
 from speccascade.engine import state
+from speccascade.host import storage
 from speccascade.models.layers import stack_layers
 from speccascade.types import Model
 
@@ -167,38 +167,10 @@ def test_half_of_a_folder_is_told_from_nothing(folders, tmp_path):
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-  """Stand in for the hub: repositories by id and revision, folders of which what is asked for is copied to a cache."""
-  import huggingface_hub
-
   monkeypatch.chdir(tmp_path)
-  repositories, fetched, asked = {}, [], []
-
-  def listed(hub_id, revision=None):
-    folder = repositories[hub_id, revision]
-    asked.append(hub_id)
-    return sorted(str(p.relative_to(folder)) for p in folder.rglob('*') if p.is_file())
-
-  def info(hub_id, revision=None):
-    names = listed(hub_id, revision)
-    return types.SimpleNamespace(siblings=[types.SimpleNamespace(rfilename=name) for name in names])
-
-  def snapshot(hub_id, revision=None, allow_patterns=(), local_files_only=False):
-    folder, cache = repositories[hub_id, revision], tmp_path / 'cache' / hub_id / 'snapshots' / f'0123abc{revision}'
-    for name in listed(hub_id, revision):
-      if not local_files_only and any(fnmatch.fnmatch(name, pattern) for pattern in allow_patterns):
-        fetched.append(name)
-        (cache / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / name, cache / name)
-    return str(cache)
-
-  def file(hub_id, name, revision=None):
-    return str(repositories[hub_id, revision] / name)
-
-  sources._listed.cache_clear()
-  monkeypatch.setattr(huggingface_hub, 'model_info', info)
-  monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot)
-  monkeypatch.setattr(huggingface_hub, 'hf_hub_download', file)
-  return types.SimpleNamespace(repositories=repositories, fetched=fetched)
+  made = fake_hub.Hub(tmp_path / 'hub')
+  made.stand_in(monkeypatch)
+  return made
 
 
 def test_of_a_hub_id_what_is_read_is_fetched_and_it_gives_the_name(folders, hub, tmp_path):
@@ -207,19 +179,44 @@ def test_of_a_hub_id_what_is_read_is_fetched_and_it_gives_the_name(folders, hub,
   for name in others:
     (tmp_path / 'there' / name).parent.mkdir(exist_ok=True)
     (tmp_path / 'there' / name).write_text('{}')
-  hub.repositories['org/name', None] = hub.repositories['org/name', 'v2'] = tmp_path / 'there'
+  hub.given['org/name', None] = hub.given['org/name', 'v2'] = tmp_path / 'there'
   model = checkpoints.read('org/name')
   assert model.network.config.embed_dim == 8 and model.name == 'name'
-  assert {*hub.fetched} == {p.name for p in folders['hf'].iterdir()}
+  assert {*hub.fetched['org/name']} == {p.name for p in folders['hf'].iterdir()}
   for text, settings in (('org/name@v2', {}), ('org/name', dict(revision='v2')), ('org/name@v2', dict(revision='v2'))):
     hub.fetched.clear()
-    assert checkpoints.load(text, **settings).name == 'name' and 'model.safetensors' in hub.fetched
+    assert checkpoints.load(text, **settings).name == 'name' and 'model.safetensors' in hub.fetched['org/name']
   assert sources.parse('org/name@v2@1') == ('org/name@v2', 1)
   with pytest.raises(ValueError, match=having('org/name@v2', "revision='v3'", 'leave one out')):
     checkpoints.load('org/name@v2', revision='v3')
   with pytest.raises(ValueError, match=having('hf', "revision='v9'")):
     checkpoints.load(folders['hf'], revision='v9')
   assert 'there/missing' in _error('there/missing', FileNotFoundError)  # there/ is a folder here
+
+
+def test_a_folder_called_as_an_organisation_hides_no_model_of_it_but_the_one_that_it_has(folders, hub, tmp_path):
+  hub.given['org/name', None] = hub.given['org/other', None] = folders['hf']
+  (tmp_path / 'org' / 'other').mkdir(parents=True)
+  assert checkpoints.read('org/name').name == 'name' and [*hub.fetched] == ['org/name']
+  assert 'empty' in _error('org/other', ValueError) and 'X.gguf' in _error('org/other/X.gguf', FileNotFoundError)
+
+
+def test_a_file_of_llama_cpp_has_a_revision_and_capitals_as_any_source_may(hub, monkeypatch, tmp_path):
+  (tmp_path / 'there').mkdir()
+  monkeypatch.setattr(gguf, 'folder', lambda file: file)
+  for name in ('X.gguf', 'X.GGUF'):
+    (tmp_path / 'there' / name).write_text('')
+    hub.given['org/name', 'refs/pr/1'] = hub.given['org/name', None] = tmp_path / 'there'
+    for text in (f'org/name/{name}', f'org/name/{name}@refs/pr/1', f'there/{name}'):
+      path, called = sources.find(text, storage.everything)
+      assert (path.name, called) == (name, 'X'), text
+  with pytest.raises(ValueError, match=having("revision='v3'", 'leave one out')):
+    sources.find('org/name/X.gguf@v2', storage.everything, revision='v3')
+
+
+def test_a_step_of_t5x_is_called_as_the_folder_above_it(folders):
+  for path in (folders['t5x'], folders['steps']):
+    assert checkpoints.read(path).name == 't5x'
 
 
 def test_of_weights_in_shards_those_of_the_index_are_fetched(folders, hub, tmp_path):
@@ -230,26 +227,25 @@ def test_of_weights_in_shards_those_of_the_index_are_fetched(folders, hub, tmp_p
     index = {'weight_map': dict.fromkeys(file.keys(), 'model-00001-of-00001.safetensors')}
   (there / 'model.safetensors.index.json').write_text(json.dumps(index))
   (there / 'consolidated.safetensors').write_text('')
-  hub.repositories['org/name', None] = there
+  hub.given['org/name', None] = there
   assert checkpoints.read('org/name').network.config.embed_dim == 8
-  assert 'model-00001-of-00001.safetensors' in hub.fetched and 'consolidated.safetensors' not in hub.fetched
-  hub.fetched.clear()
+  fetched = hub.fetched['org/name']
+  assert 'model-00001-of-00001.safetensors' in fetched and 'consolidated.safetensors' not in fetched
   (there / 'model.safetensors.index.json').write_text('{')
   assert 'model.safetensors.index.json is not valid JSON' in _error('org/name', ValueError)
 
 
 def test_a_hub_id_is_a_tokenizer_of_which_no_weights_are_fetched(families, hub):
   folder = families / 'sums' / 'hf_tokenizer'
-  hub.repositories['org/name', None] = hub.repositories['org/name', 'v2'] = folder
+  hub.given['org/name', None] = hub.given['org/name', 'v2'] = folder
   tokenizer = tokenizers.load(folder)
   for text in ('org/name', 'org/name@v2', 'org/name@2', 'org/name@v2@frequent=x.txt'):
     assert tokenizers.load(text).encode('4+4=8') == tokenizer.encode('4+4=8')
-  assert {*hub.fetched} == {p.name for p in folder.iterdir()}
-  hub.repositories['org/model', None] = families / 'sums' / 'draft'
-  hub.fetched.clear()
+  assert {*hub.fetched['org/name']} == {p.name for p in folder.iterdir()}
+  hub.given['org/model', None] = families / 'sums' / 'draft'
   with pytest.raises(FileNotFoundError, match='org/model: no tokenizer there'):
     tokenizers.load('org/model')
-  assert {*hub.fetched} == {'config.json', 'generation_config.json'}
+  assert {*hub.fetched['org/model']} == {'config.json', 'generation_config.json'}
 
 
 def test_what_the_hub_lacks_or_this_machine_cannot_reach_is_explained(hub, monkeypatch, tmp_path):
@@ -257,7 +253,7 @@ def test_what_the_hub_lacks_or_this_machine_cannot_reach_is_explained(hub, monke
 
   (tmp_path / 'there').mkdir()
   (tmp_path / 'there' / 'model-Q4_K_M.gguf').write_text('')
-  hub.repositories['org/name', None] = tmp_path / 'there'
+  hub.given['org/name', None] = tmp_path / 'there'
   assert says(_error('org/name', ValueError), 'name', 'llama.cpp') and not hub.fetched
 
   def unreachable(*_, **__):
@@ -277,7 +273,7 @@ def test_what_the_hub_lacks_or_this_machine_cannot_reach_is_explained(hub, monke
 def test_without_a_network_a_model_that_was_fetched_is_read_and_half_a_model_is_explained(folders, hub, monkeypatch):
   import huggingface_hub
 
-  hub.repositories['org/name', None] = folders['hf']
+  hub.given['org/name', None] = folders['hf']
   expected = checkpoints.read('org/name').digest
 
   def unreachable(*_, **__):

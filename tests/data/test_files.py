@@ -212,8 +212,6 @@ def test_conversations_ask_their_first_turns(chatty, tmp_path):
   assert files.conversations(str(path), count=2, seed=0, name='talks').name == 'talks'
   for wrong, match in (
     (dict(turns=2), 'turns=2'),
-    (dict(start=4), 'start=4'),
-    (dict(start=-1), 'start=-1'),
     (dict(count=0), 'count=0'),
     (dict(turns=3, chat=True), '3 turns'),
   ):

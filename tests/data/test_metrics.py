@@ -190,11 +190,9 @@ def test_a_gin_file_hands_over_a_metric_with_its_statistics(tmp_path):
   gin.register(same_length)
   with gin.unlock_config():
     config.register()
-    gin.clear_config()  # of what another test has bound
     gin.parse_config(f'data.jsonl.path = {str(tmp_path / "lines.jsonl")!r}')
     gin.parse_config('data.jsonl.metrics = [@test_metrics.same_length]')
   task = gin.get_configurable('data.jsonl')()
-  gin.clear_config()
   assert task.metrics == {'same_length': same_length}
 
 

@@ -227,7 +227,8 @@ def test_of_t5x_the_latest_step_is_fetched_without_its_optimizer(folder):
       )
     },
   )
-  here, _ = checkpoints._source(str(folder / 'small'))
+  here, name = checkpoints._source(str(folder / 'small'))
+  assert name == 'small'
   found = {str(p.relative_to(here.parent)) for p in here.parent.rglob('*') if p.is_file()}
   assert here.name == 'checkpoint_100' and found == {
     'checkpoint_100/checkpoint',

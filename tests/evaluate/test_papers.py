@@ -177,11 +177,7 @@ def hub(tmp_path_factory):
 @pytest.fixture
 def prepared(monkeypatch, tmp_path, hub):
   """Stand in for prepared data sets, each as long as its split, for the hub, and for a folder with local files."""
-  import huggingface_hub
-
-  sources._listed.cache_clear()
-  for name in ('model_info', 'snapshot_download', 'hf_hub_download'):
-    monkeypatch.setattr(huggingface_hub, name, getattr(hub, name))
+  hub.stand_in(monkeypatch)
   data_sets = types.ModuleType('tensorflow_datasets')
   data_sets.as_numpy = lambda data: data
   monkeypatch.setitem(sys.modules, 'tensorflow_datasets', data_sets)

@@ -40,6 +40,13 @@ def test_a_text_with_other_line_ends_can_be_finished_and_repeated(whole):
   assert traces and all(ODD in t['target'] for t in traces)
 
 
+def test_a_run_without_a_name_is_called_by_its_models_and_its_task(whole):
+  results, report = json.loads((whole / 'results.json').read_text()), (whole / 'report.html').read_text()
+  assert (results['name'], results['task']) == ('toy2 → toy1', 'toys')
+  assert '<title>toy2 → toy1: toys</title>' in report and report.count('toy2 → toy1</') == 1
+  assert (whole / 'summary.md').read_text().startswith('# toy2 → toy1: toys')
+
+
 def test_no_experiment_has_a_folder_outside_the_run_or_a_file_of_it(tmp_path):
   named = lambda *names: [dataclasses.replace(EXPERIMENT, name=name) for name in names]
   folders = [study.folder(RunDir(tmp_path)).path for study in runner.studies_of(named('..', 'a/../b', '/x'), ())]

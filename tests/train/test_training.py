@@ -320,10 +320,10 @@ def test_queries_take_smaller_steps():
   assert float(attention['key']['kernel'].min()) == 1.0
 
 
-@pytest.mark.parametrize('schedule, end', [('constant', 1.0), ('linear', 0.1), ('cosine', 0.1), ('rsqrt', 0.1**0.5)])
+@pytest.mark.parametrize('schedule, end', [('constant', 1.0), ('linear', 0.0), ('cosine', 0.0), ('rsqrt', 0.1**0.5)])
 def test_the_rate_warms_up_and_decays(schedule, end):
-  rate = Optimizer(learning_rate=1.0, schedule=schedule, warmup=10, final=0.1).rate(100)
-  assert float(rate(0)) == 0 and float(rate(10)) == pytest.approx(1) and float(rate(100)) == pytest.approx(end)
+  rate = Optimizer(learning_rate=1.0, schedule=schedule, warmup=10).rate(100)
+  assert [float(rate(step)) for step in (0, 10, 100)] == pytest.approx([0, 1, end])
 
 
 def test_batches_hold_every_pair_once_and_in_the_narrowest_width():
@@ -448,7 +448,6 @@ def test_mistakes_are_named_before_any_work(tmp_path):
     (lambda: Optimizer(schedule='step'), ("schedule='step'", 'constant')),
     (lambda: Optimizer(learning_rate=math.nan), ('learning_rate=nan', 'above 0')),
     (lambda: Optimizer(warmup=0.5), ('warmup=0.5',)),
-    (lambda: Optimizer(b2=2), ('b2=2', 'below 1')),
     (lambda: Optimizer(clip=-1), ('clip=-1', '0')),
     (lambda: next(data.repeated([])), ('no pairs',)),
   ):
@@ -464,22 +463,21 @@ def test_a_model_saved_as_hf_is_the_start_of_a_job_with_its_network(tmp_path):
   run(tmp_path / 'second', settings=settings(steps=1), start=start)
 
 
-OVERFLOW = Optimizer(learning_rate=3e38, schedule='constant', warmup=0, weight_decay=10.0)
-
-
 @pytest.mark.parametrize(
-  'scale, changes, name',
+  'token, changes, name',
   [
-    (jnp.nan, dict(log_every=1), 'the loss is nan'),
-    (jnp.nan, dict(log_every=6, save_every=1), 'the loss is nan'),
-    (1.0, dict(steps=1, log_every=1, optimizer=OVERFLOW), 'a parameter'),
+    (2, dict(log_every=1), 'the loss is nan'),
+    (2, dict(log_every=6, save_every=1), 'the loss is nan'),
+    (3, dict(steps=1, log_every=1), 'a parameter'),  # of a token that no text has
   ],
   ids=['at a line of the log', 'between two lines', 'by the last step'],
 )
-def test_what_is_not_finite_stops_the_run_and_is_not_saved(tmp_path, scale, changes, name):
-  start = Model(jax.tree.map(lambda x: x * scale, init(T5_NET)), T5_NET)
+def test_what_is_not_finite_stops_the_run_and_is_not_saved(tmp_path, token, changes, name):
+  params = init(T5_NET)
+  params['token_embedder']['embedding'] = params['token_embedder']['embedding'].at[token].set(jnp.nan)
+  start = Model(params, T5_NET)
   with pytest.raises(FloatingPointError, match=having(name, 'step 1', 'learning_rate')):
-    train(tmp_path / 'run', T5_NET, copies(), settings(**changes), start=start, echo=quiet)
+    train(tmp_path / 'run', T5_NET, itertools.repeat(([2, 1], [2, 1])), settings(**changes), start=start, echo=quiet)
   assert not list(tmp_path.glob('run/state/[0-9]*')) and not (tmp_path / 'run' / 'model').exists()
 
 

@@ -100,7 +100,6 @@ def t5x_task(
   task_feature_lengths: Mapping[str, int],
   metrics: Sequence[str | Metric],
   split: str = 'test',
-  count: int | None = None,
   module: str | None = None,
 ) -> Task:
   """Return a seqio task or mixture with the prompts that T5X gives a model: tokens, truncated to the feature lengths.
@@ -110,7 +109,6 @@ def t5x_task(
     task_feature_lengths: {'inputs': …, 'targets': …}, in tokens.
     metrics: Names of metrics, or functions; they judge texts.
     split: The split to read.
-    count: Number of examples; None for all.
     module: A module to import first, which registers the task.
 
   Returns:
@@ -125,8 +123,8 @@ def t5x_task(
     raise ValueError(f"task_feature_lengths={task_feature_lengths!r}: give {{'inputs': …, 'targets': …}}, in tokens.")
   lengths = {key: task_feature_lengths[key] for key in ('inputs', 'targets')}
   judged = named(metrics)
-  chosen = prompts.select(_registered_records(mixture_or_task_name, split, lengths), count=count)
-  made = [Example(index, record['inputs'], record['targets']) for index, record in chosen]
+  records = _registered_records(mixture_or_task_name, split, lengths)
+  made = [Example(index, record['inputs'], record['targets']) for index, record in enumerate(records)]
   return _task(mixture_or_task_name, made, lengths.values(), judged)
 
 
