@@ -32,7 +32,7 @@ def decode(
   max_prompt_tokens: int | None = None,
   truncate: bool = False,
   processor: Callable | None = None,
-  trace: bool = False,
+  trace: bool | str = False,
   progress: bool = False,
   keep_faults: bool = False,
 ) -> results.Decoded:
@@ -60,7 +60,9 @@ def decode(
     processor: `processor(logits [V], tokens [T], count)` returns what the logits of every model become after the first
       `count` of these tokens. Arrays that change are bound to it with `functools.partial`.
     trace: Whether to record each output token's log-probability under every model that scored it, after the request's
-      bias and the processor, at temperature 1 without filters or penalties.
+      bias and the processor, at temperature 1 without filters or penalties. With 'target', the log-probability of
+      each token under the distribution that it was drawn from: of the rule or combiner, with all that the request and
+      the sampler do.
     progress: Whether to show a bar.
     keep_faults: Whether rows that end as faults are returned without a warning. Otherwise they are warned of, and the
       first is raised if there are no other rows.
@@ -74,8 +76,6 @@ def decode(
   numbers = dict(max_new_tokens=max_new_tokens, seed=seed, example_ids=example_ids, truncate=truncate)
   sizes = dict(batch_size=batch_size, max_prompt_tokens=max_prompt_tokens)
   job = DecodeJob.of(method, models, prompts, sampler=sampler, processor=processor, trace=trace, **sizes, **numbers)
-  if trace and method.whole_texts:
-    raise ValueError(f'trace records one decode, and {method.name} is two; trace each with autoregressive().')
   ended = method.decode(job, functools.partial(_decode, progress=progress))
   results.warn_of_silent_drafters(job, ended)
   return results.collect(ended, keep_faults=keep_faults)
@@ -95,7 +95,7 @@ def stream(
   max_prompt_tokens: int | None = None,
   truncate: bool = False,
   processor: Callable | None = None,
-  trace: bool = False,
+  trace: bool | str = False,
   every: int | None = None,
   skip: Collection[int] = (),
 ) -> Iterator[tuple[int, results.Row]]:

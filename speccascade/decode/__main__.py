@@ -44,6 +44,8 @@ def _parser() -> commands.Parser:
   call.add_argument(
     '--plain_chat', action='store_true', help='refuse chat messages that contain special tokens, as </s>'
   )
+  about = 'write the log-probability of each token under the distribution that it was drawn from'
+  parser.add_argument('--target_logprobs', action='store_true', help=about)
   size = parser.add_argument_group('sizes; more rows than a batch has are queued')
   options.add_batch_size(size)
   size.add_argument('--max_prompt_tokens', type=commands.count, help='the padded length of prompts (the longest one)')
@@ -67,6 +69,7 @@ def _run(args: argparse.Namespace) -> int:
   if args.plain_chat and models[-1].tokenizer is not None:
     models[-1] = models[-1].replace(tokenizer=dataclasses.replace(models[-1].tokenizer, plain_chat=True))
   sizes = dict(batch_size=args.batch_size, max_prompt_tokens=args.max_prompt_tokens)
+  sizes |= dict(trace='target') if args.target_logprobs else {}
   lines.check_requests(source, method, models, requests, **call, **sizes)
   with lines.opened_output(output, header, requests) as rows:
     lines.decode_to(rows, method, models, requests, **call, **sizes)

@@ -112,6 +112,8 @@ def record(row: Row, index: int, sample: int) -> dict[str, Any]:
     line['fault'] = row.fault
   if row.top_logprobs is not None:  # JSON has no infinity
     line['top_logprobs'] = [{t: x if np.isfinite(x) else None for t, x in at.items()} for at in row.top_logprobs]
+  if row.target_logprobs is not None:
+    line['target_logprobs'] = [x if np.isfinite(x) else None for x in row.target_logprobs.tolist()]
   return line
 
 

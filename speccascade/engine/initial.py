@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from speccascade import sampling
-from speccascade.engine.records import Emitted, LogProbs, Seen, Top
+from speccascade.engine.records import Emitted, LogProbs, Seen, TargetLogProbs, Top
 from speccascade.engine.state import Arrays, Fault, Limits, Record, State
 from speccascade.engine.stats import Counts
 from speccascade.types import Array, iota, Prompt, Window
@@ -59,8 +59,10 @@ def _records(program, start, sampler: sampling.Sampler, tokens: Array, length: A
     records['seen'] = Seen(none.at[jnp.arange(batch)[:, None], tokens].max(iota(buffer) < length[:, None]))
   if sampler.counting:
     records['counts'] = Emitted(jnp.zeros((batch, program.vocab), jnp.int32))
-  if program.trace:
+  if program.trace == 'models':
     records['logprobs'] = LogProbs(jnp.full((batch, models, buffer), jnp.nan))
+  if program.trace == 'target':
+    records['target_logprobs'] = TargetLogProbs(jnp.full((batch, buffer), jnp.nan))
   if program.top:
     shape = (batch, buffer, program.top)
     records['top'] = Top(jnp.zeros(shape, jnp.int32), jnp.full(shape, jnp.nan))
@@ -71,7 +73,7 @@ def _records(program, start, sampler: sampling.Sampler, tokens: Array, length: A
 
 def _window(program, start, batch: int, greedy: bool) -> Window:
   shape = (batch, start.window + 1, program.vocab)
-  read = {*(range(len(program.networks)) if program.trace else start.logits_read)} & {*program.shown}
+  read = {*(range(len(program.networks)) if program.trace == 'models' else start.logits_read)} & {*program.shown}
   return Window(
     size=jnp.zeros(batch, jnp.int32),
     probs=None if greedy or not program.drafts else jnp.zeros((batch, start.window, program.vocab)),

@@ -43,7 +43,7 @@ class DecodeJob:
     width: The tokens of a padded prompt.
     size: The most rows that are decoded at once.
     processor: Changes the logits of every model.
-    trace: Whether log-probabilities are recorded.
+    trace: Whose log-probabilities are recorded: 'models', 'target', or '' for none.
     eos_ids: The tokens that end a text; None: those of the last model that the method runs.
   """
 
@@ -53,7 +53,7 @@ class DecodeJob:
   width: int = 0
   size: int = 1
   processor: Callable | None = None
-  trace: bool = False
+  trace: str = ''
   eos_ids: tuple[int, ...] | None = None
 
   @classmethod
@@ -87,7 +87,7 @@ class DecodeJob:
     batch_size: int | None = None,
     max_prompt_tokens: int | None = None,
     processor: Callable | None = None,
-    trace: bool = False,
+    trace: bool | str = False,
     **numbers: Any,
   ) -> 'DecodeJob':
     """Check a call: first the models and the method, then the prompts, then what they need together.
@@ -112,9 +112,12 @@ class DecodeJob:
     _check_targets(method, models, rows[0].sampler)
     method = method.for_networks([m.network for m in models])
     _check_numbers(method, [models[m] for m in method.slots], rows)
+    trace = _checked_trace(trace, method)
     for row in rows:
       with inputs.of_prompt(row.source):
         method.check_sampler(row.sampler)
+        if trace == 'target':
+          _check_traced(method, row.sampler)
     width = inputs.prompt_width(models, rows, max_prompt_tokens)
     size = inputs.bucket(len(rows), 1)
     size = size if batch_size is None else min(size, checked_int('batch_size', batch_size))
@@ -130,6 +133,24 @@ class DecodeJob:
   def max_new(self) -> int:
     """The most new tokens of a row."""
     return max(row.max_new for row in self.rows)
+
+
+def _checked_trace(trace: bool | str, method: Strategy) -> str:
+  """Return whose log-probabilities are recorded, '' for none."""
+  if trace not in (False, True, 'target'):
+    raise ValueError(f"trace={trace!r} is none of False, True, of the models, and 'target', of what was tested.")
+  if trace and method.whole_texts:
+    raise ValueError(f'trace records one decode, and {method.name} is two; trace each with autoregressive().')
+  return trace if trace == 'target' else 'models' if trace else ''
+
+
+def _check_traced(method: Strategy, sampler: sampling.Sampler):
+  """Refuse a method whose tokens do not follow the target that is traced."""
+  for choice in method.of_batches.values():
+    if not (found := law.law(choice, sampler)).exact:
+      raise ValueError(
+        f"trace='target': {choice.name} has no such log-probabilities, for {found.why}; take trace=True."
+      )
 
 
 def _check_targets(method: Strategy, models: Sequence[Model], sampler: sampling.Sampler):

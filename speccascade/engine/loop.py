@@ -47,7 +47,7 @@ class Program:
   buffer: int  # positions of a row
   vocab: int
   backend: Backend = Backend()  # with the layout of a program for several devices
-  trace: bool = False  # whether log-probabilities are recorded
+  trace: str = ''  # whose log-probabilities are recorded: 'models', 'target', or none
   top: int = 0  # how many of the likeliest tokens are recorded
   held: tuple[int, ...] | None = None  # the slots whose models lie on its devices; None: all
   shown: tuple[int, ...] | None = None  # the slots whose logits its window has; None: those that it holds

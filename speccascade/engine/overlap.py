@@ -211,7 +211,7 @@ class Overlapped(Runner):
     self.half = size
     self.method = method
     self.needs = sides[-1].needs
-    read = range(len(method.slots)) if job.trace else sides[-1].method.logits_read
+    read = range(len(method.slots)) if job.trace == 'models' else sides[-1].method.logits_read
     # With one noise for both models no test reads what a token was drawn from; a limit of the verifier's may.
     limited = any(phase.reads != () for phase in sides[-1].method.parts if isinstance(phase, Score))
     probs = job.rows[0].sampler.coupling != 'gumbel' or limited

@@ -471,7 +471,9 @@ class Verify(Phase):
     # 4. Commit. A row that needs a token where its target is no distribution ends as a fault.
     scored = jnp.clip(known - 1, 0, w.size)
     deferred = slots == accepted[:, None] if self.final_defers else target.deferred
-    outcome = Commit(scored, tested, accepted, rejected, rejected | bonus, token, deferred, self.models[-1])
+    outcome = Commit(
+      scored, tested, accepted, rejected, rejected | bonus, token, deferred, self.models[-1], target.probs
+    )
     after = commit(context, state.replace(noise=noise), outcome, keep=self.keep)
     lost = state.active & (accepted == usable) & (usable < known) & ~after.done
     now = jax.tree.map(lambda new, old: jnp.where(lost, new, old), self._fault(logits, target, accepted), after.fault)

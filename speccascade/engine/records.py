@@ -1,7 +1,8 @@
 """What is kept of the committed tokens, each kept where something asks for it.
 
 `State.records` has the records of a decode by name: 'stats' always, 'seen' and 'counts' where the sampler has
-penalties, 'logprobs' and 'top' where the caller asks for them, and those of its phases (`Phase.records`).
+penalties, 'logprobs', 'target_logprobs' and 'top' where the caller asks for them, and those of its phases
+(`Phase.records`).
 
 Axis letters: B batch, M models of a method, W window of pending tokens, T token buffer, V vocabulary, K likeliest.
 """
@@ -56,6 +57,18 @@ class LogProbs(Record):
       logp = jnp.where(iota(width) <= (state.fed[:, m] - state.length)[:, None], logp, jnp.nan)
       models.append(jnp.where(fresh, take(logp, jnp.minimum(slot, width - 1)), self.values[:, m]))
     return LogProbs(jnp.stack(models, 1))
+
+
+@struct.dataclass
+class TargetLogProbs(Record):
+  """The log-probability of each output token under the target that was tested."""
+
+  values: Array  # [B, T]
+
+  def after(self, state, commit, new, emitted):
+    slot, fresh = fresh_slots(state.length, self.values.shape[1], emitted)
+    logp = jnp.log(sampling.at_token(commit.target, new))
+    return TargetLogProbs(jnp.where(fresh, take(logp, jnp.minimum(slot, new.shape[1] - 1)), self.values))
 
 
 @struct.dataclass

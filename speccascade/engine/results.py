@@ -29,6 +29,7 @@ class Row:
     fault: Why the next token has no distribution.
     logprobs: [M, n], each token's under every model that scored it, where `trace` was asked for.
     top_logprobs: {token: log-probability} for each token, where a request asked for it.
+    target_logprobs: [n], each token's under the distribution that it was drawn from, with `trace='target'`.
     request: The number of its request or prompt in the call, from 0.
     sample: Which of the request's samples it is, from 0.
   """
@@ -40,6 +41,7 @@ class Row:
   fault: str | None = None
   logprobs: np.ndarray | None = None  # [M, n]
   top_logprobs: list[dict[int, float]] | None = None
+  target_logprobs: np.ndarray | None = None  # [n]
   request: int = 0
   sample: int = 0
 
@@ -57,6 +59,7 @@ class Decoded:
     finish_reasons: 'eos', 'stop', 'length' or 'fault', of each row.
     faults: For each row why its next token has no distribution, or None.
     top_logprobs: A dict {token: log-probability} for each token of each row, where a request asked for it.
+    target_logprobs: [n] for each row, with `trace='target'`.
   """
 
   texts: list[str] | None
@@ -66,6 +69,7 @@ class Decoded:
   finish_reasons: tuple[str, ...] = ()
   faults: tuple[str | None, ...] = ()
   top_logprobs: list | None = None
+  target_logprobs: list[np.ndarray] | None = None
 
   def raise_for_fault(self) -> 'Decoded':
     """Return self, or raise the fault of the first faulty row."""
@@ -127,6 +131,7 @@ class RowReader:
       fault,
       logprobs,
       self._top(row, batch, at, span),
+      batch['target_logprobs'].values[at, span] if 'target_logprobs' in batch else None,
       row.source,
       row.sample,
     )
@@ -228,6 +233,7 @@ def collect(rows: Sequence[Row], *, keep_faults: bool = False) -> Decoded:
     finish_reasons=tuple(row.finish_reason for row in rows),
     faults=faults,
     top_logprobs=[row.top_logprobs for row in rows] if any(row.top_logprobs for row in rows) else None,
+    target_logprobs=None if rows[0].target_logprobs is None else [row.target_logprobs for row in rows],
   )
   if keep_faults:
     return decoded

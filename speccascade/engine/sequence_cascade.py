@@ -45,7 +45,7 @@ class SequenceCascade(Strategy):
     def alone(model, **changes):
       return dataclasses.replace(job, method=self.answers[model], **changes)
 
-    first = run(alone(0, eos_ids=job.models[1].network.eos_ids, trace=True))
+    first = run(alone(0, eos_ids=job.models[1].network.eos_ids, trace='models'))
     sound = [i for i, row in enumerate(first) if row.fault is None]
     anew = [i for i in sound if self._scored(first[i].logprobs[0]) < self.threshold]
     second = {}

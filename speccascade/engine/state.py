@@ -67,6 +67,7 @@ class Commit:
   token: Array  # [B] that token
   deferred: Array | None  # [B, W+1] whether the rule deferred there; None where it makes no decision
   judge: int = static()  # the slot of the last model of the test
+  target: Array | None = None  # [B, W+1, V] the target that was tested; None where there is none
 
 
 class Record:
