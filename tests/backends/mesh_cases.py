@@ -1,10 +1,11 @@
 """Decode on meshes of 8 virtual devices and on one, and say of each case whether tokens and statistics are the same.
 
-  python tests/backends/mesh_cases.py FAMILY:METHOD:TEMPERATURE:MESH:batch|queue[:gumbel][:texts] …
+  python tests/backends/mesh_cases.py FAMILY:METHOD:TEMPERATURE:MESH:batch|queue[:gumbel][:texts][:target] …
 
 It runs in a process of its own, for JAX counts its devices when it starts. The drafter is replicated, the other models
 are sharded. MESH is DATAxMODEL, DATAxMODELxEXPERT with an axis for experts, or the drafters' and the verifier's, as in
-2x1/1x4. With `texts` statistics may differ, as where a method decides for the batch. Cases of TPUs come last: all after
+2x1/1x4. With `texts` statistics may differ, as where a method decides for the batch; with `target` its
+log-probabilities are compared too. Cases of TPUs come last: all after
 them run on that backend.
 """
 
@@ -171,19 +172,21 @@ def chosen(family: str, names: str, place) -> list[Model]:
   return [at[name] if name in at else made[name]() for name in names]
 
 
-def run(family: str, name: str, sampler: Sampler, line: bool, place):
+def run(family: str, name: str, sampler: Sampler, line: bool, place, trace=False):
   """Return what a method decodes."""
   rng = np.random.default_rng(0)
   prompts = [rng.integers(2, VOCAB, rng.integers(3, 12)).tolist() for _ in range(2 * BATCH if line else BATCH)]
   decoded, names = method(family, name)
   limits = [8 + 5 * (i % 4) for i in range(len(prompts))]
   requests = [Request(p, max_new_tokens=n) for p, n in zip(prompts, limits, strict=True)]
-  return decode(decoded, chosen(family, names, place), requests, sampler=sampler, seed=3, batch_size=BATCH)
+  given = dict(sampler=sampler, seed=3, batch_size=BATCH, trace=trace)
+  return decode(decoded, chosen(family, names, place), requests, **given)
 
 
 @functools.cache
 def alone(*case):
-  return run(*case, lambda name, model: model)
+  *case, trace = case
+  return run(*case, lambda name, model: model, trace)
 
 
 def same(case: str) -> dict:
@@ -196,14 +199,17 @@ def same(case: str) -> dict:
   mesh = lambda name: meshes[-1 if name == 'l' else 0]
   rule = lambda name: sharding.REPLICATED if name == 's' else sharding.SHARDED
   sampler = Sampler(float(temperature), coupling='gumbel' if 'gumbel' in options else 'maximal')
-  ours = run(family, name, sampler, kind == 'queue', lambda n, m: sharding.place(m, mesh(n), rule(n)))
-  one = alone(family, name, sampler, kind == 'queue')
+  trace = 'target' if 'target' in options else False
+  ours = run(family, name, sampler, kind == 'queue', lambda n, m: sharding.place(m, mesh(n), rule(n)), trace)
+  one = alone(family, name, sampler, kind == 'queue', trace)
   flat = lambda x: np.concatenate([np.ravel(y) for y in jax.tree.leaves(x)])
   pairs = [(name, flat(x), flat(getattr(ours.stats, name))) for name, x in vars(one.stats).items()]
   # Where halves take turns, a round may follow after which no row goes on.
   pairs = [x for x in pairs if len(meshes) == 1 or x[0] != 'computed']
   differ = [name for name, a, b in pairs if not np.array_equal(a, b, equal_nan=a.dtype.kind == 'f')]
   differ = [] if 'texts' in options else differ
+  if trace and not np.allclose(flat(ours.target_logprobs), flat(one.target_logprobs), atol=1e-5):
+    differ.append('target_logprobs')
   return dict(case=case, tokens=one.tokens == ours.tokens, differ=differ, accepted=int(one.stats.accepted.sum()))
 
 
