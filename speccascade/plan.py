@@ -14,6 +14,7 @@ for those chips and simulated, with the models' dtype.
 
 import argparse
 from collections.abc import Sequence
+import json
 import sys
 
 from speccascade import rules, sampling
@@ -56,6 +57,8 @@ def _parser() -> commands.Parser:
   about = 'seconds after which only what a plan cannot do without is begun; 0 for no limit (60; with --topology 0)'
   parser.add_argument('--budget', type=_seconds, metavar='SECONDS', help=about)
   parser.add_argument('--out', metavar='FILE', help='save the plan')
+  about = 'print for each method the --speculative-config by which vLLM times the measured acceptance without a drafter'
+  parser.add_argument('--export', choices=('vllm',), help=about)
   parser.add_argument('--overwrite', action='store_true', help='replace FILE')
   return parser
 
@@ -123,6 +126,8 @@ def _run(args: argparse.Namespace):
   if out is not None:
     report.save(out)
   print(report)
+  for name, config in report.vllm().items() if args.export else ():
+    print(f'\n{name}:\n{json.dumps(config)}')
 
 
 if __name__ == '__main__':

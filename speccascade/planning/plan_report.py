@@ -10,6 +10,9 @@ import functools
 import operator
 from typing import Any
 
+import numpy as np
+
+from speccascade import theory
 from speccascade.engine.method import LOCKSTEP, Method
 from speccascade.planning import cost_model, timing
 from speccascade.planning.cost_model import Costs
@@ -227,6 +230,21 @@ class PlanReport:
     """Return what `methods.planned` decodes by."""
     choices = {b.batch: b.choice for b in self.batches}
     return plans.Plan(self.origin, choices, {b.batch: b.speeds for b in self.batches}, self.profile)
+
+  def vllm(self) -> dict[str, dict[str, Any]]:
+    """Return for each batch and method, at its best γ, the `speculative_config` by which vLLM times itself without a
+    drafter, accepting each drafted token as often as was measured here."""
+    found = {}
+    for batch in self.batches:
+      for candidate in batch.candidates:
+        if candidate.acceptance and (block := batch.best(candidate.__eq__).block):
+          rates = theory.ByPosition(candidate.acceptance).all_accepted(np.arange(1, block + 1))
+          found[f'{candidate.name}, batch {batch.batch}'] = dict(
+            num_speculative_tokens=block,
+            rejection_sample_method='synthetic',
+            synthetic_acceptance_rates=[round(float(rate), 4) for rate in rates],
+          )
+    return found
 
   def save(self, path) -> None:
     """Write the plan to a file."""

@@ -531,3 +531,12 @@ def test_a_plan_for_chips_elsewhere_refuses_what_does_not_fit_and_what_needs_the
     planner.plan(pair(), PROMPTS, batches=(2,), where=Chips(rows=1), **call)
   with pytest.raises(ValueError, match=having('v9:2x2', 'without predictors')):
     planner.plan(pair(), PROMPTS, where=Chips(), predictors=[predictors.margin], **call)
+
+
+def test_a_plan_speaks_of_its_acceptance_in_the_words_of_vllm():
+  found = of_rate(0.8, costs(0.1))
+  made = plan_report.PlanReport(None, (found,)).vllm()
+  block = found.best().block
+  expected = dict(num_speculative_tokens=block, rejection_sample_method='synthetic')
+  expected |= dict(synthetic_acceptance_rates=[round(0.8 ** (i + 1), 4) for i in range(block)])
+  assert made == {'speculative, batch 1': expected}
