@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from speccascade import sampling
 from speccascade.engine.records import Emitted, LogProbs, Seen, TargetLogProbs, Top
-from speccascade.engine.state import Arrays, Fault, Limits, Record, State
+from speccascade.engine.state import Arrays, Fault, Record, State
 from speccascade.engine.stats import Counts
 from speccascade.types import Array, iota, Prompt, Window
 
@@ -40,7 +40,7 @@ def first_state(program, start, caches: tuple, rows: Arrays, noise: sampling.Noi
     caches=caches,
     window=_window(program, start, batch, rows.sampler.greedy),
     sampler=dataclasses.replace(jax.tree.map(jnp.asarray, rows.sampler), backend=program.backend),
-    limits=jax.tree.map(jnp.asarray, Limits(rows.limits.stop_ids, least, rows.limits.bias)),
+    limits=jax.tree.map(jnp.asarray, dataclasses.replace(rows.limits, least=least)),
     noise=noise,
     policy=start.policy.init(batch),
     idle=jnp.zeros(batch, jnp.int32),

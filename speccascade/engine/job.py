@@ -116,8 +116,8 @@ class DecodeJob:
     for row in rows:
       with inputs.of_prompt(row.source):
         method.check_sampler(row.sampler)
-        if trace == 'target':
-          _check_traced(method, row.sampler)
+        if trace == 'target' or row.processed:
+          _check_traced(method, row.sampler, "trace='target'" if trace == 'target' else 'processed=True')
     width = inputs.prompt_width(models, rows, max_prompt_tokens)
     size = inputs.bucket(len(rows), 1)
     size = size if batch_size is None else min(size, checked_int('batch_size', batch_size))
@@ -144,12 +144,12 @@ def _checked_trace(trace: bool | str, method: Strategy) -> str:
   return trace if trace == 'target' else 'models' if trace else ''
 
 
-def _check_traced(method: Strategy, sampler: sampling.Sampler):
+def _check_traced(method: Strategy, sampler: sampling.Sampler, given: str):
   """Refuse a method whose tokens do not follow the target that is traced."""
   for choice in method.of_batches.values():
     if not (found := law.law(choice, sampler)).exact:
       raise ValueError(
-        f"trace='target': {choice.name} has no such log-probabilities, for {found.why}; take trace=True."
+        f'{given}: {choice.name} has no such log-probabilities, for {found.why}; take those of the models.'
       )
 
 

@@ -73,13 +73,15 @@ class TargetLogProbs(Record):
 
 @struct.dataclass
 class Top(Record):
-  """The likeliest tokens under the last model at each output position."""
+  """The likeliest tokens at each output position, under the last model or, where the request says so, the target."""
 
   ids: Array  # [B, T, K]
   logprobs: Array  # [B, T, K]
 
   def after(self, state, commit, new, emitted):
     logp = sampling.log_softmax(state.window.logits[commit.judge])
+    if (processed := state.limits.processed) is not None:
+      logp = jnp.where(processed[:, None, None], jnp.log(commit.target), logp)
     values, ids = lax.top_k(logp, self.ids.shape[2])  # [B, W+1, K]
     slot, fresh = fresh_slots(state.length, self.ids.shape[1], emitted)
     slot = jnp.minimum(slot, ids.shape[1] - 1)

@@ -42,6 +42,7 @@ class Request:
     n: How many samples; they share one prefill, and each has random numbers of its own.
     logprobs: How many of the likeliest tokens under the last model are returned at each position, with their
       log-probabilities after the bias and the logits processor, at temperature 1 without filters or penalties.
+    processed: Whether those are of the distribution that the token is drawn from instead, as of `trace='target'`.
     chat_template_kwargs: Other arguments of the chat template, as {'tools': […], 'enable_thinking': False}.
   """
 
@@ -62,6 +63,7 @@ class Request:
   logit_bias: dict[int, float] | None = None
   n: int = 1
   logprobs: int | None = None
+  processed: bool = False
   chat_template_kwargs: dict[str, Any] | None = None
 
   def sampled_by(self, sampler: sampling.Sampler) -> sampling.Sampler:
@@ -90,6 +92,7 @@ class RequestRow:
   stop_tokens: tuple[int, ...]
   bias: tuple[tuple[int, float], ...]
   logprobs: int
+  processed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +106,7 @@ class Features:
   least: bool
   bias: bool
   top: int
+  processed: bool
   texts: bool  # whether the host looks for stop strings
 
 
@@ -184,7 +188,10 @@ def _samples(
     stop_tokens=(*_stop_tokens(vocab, request.stop_tokens), *_special(models, vocab, stop)),
     bias=_bias(vocab, request.logit_bias, sampler.temperature),
     logprobs=checked_int('logprobs', pick(request.logprobs, 0), 0),
+    processed=request.processed,
   )
+  if not isinstance(row.processed, bool):
+    raise ValueError(f'processed={row.processed!r} is neither True nor False.')
   if row.logprobs > vocab:
     raise ValueError(f'logprobs={row.logprobs} is more than the {vocab} tokens of the vocabulary.')
   samples = checked_int('n', request.n, most=_SAMPLES)
@@ -249,6 +256,7 @@ def features(some: Sequence[RequestRow]) -> Features:
     least=any(row.min_new for row in some),
     bias=any(row.bias for row in some),
     top=max(row.logprobs for row in some),
+    processed=any(row.processed for row in some),
     texts=any(row.stop for row in some),
   )
 
@@ -288,4 +296,6 @@ def _limits(padded: Sequence[RequestRow], needs: Features, vocab: int) -> Limits
     stop_ids[i, : len(row.stop_tokens)] = row.stop_tokens
     for token, value in row.bias:
       bias[i, token] = value
-  return Limits(stop_ids, None if not needs.least else np.asarray([row.min_new for row in padded], np.int32), bias)
+  least = np.asarray([row.min_new for row in padded], np.int32) if needs.least else None
+  processed = np.asarray([row.processed for row in padded]) if needs.processed else None
+  return Limits(stop_ids, least, bias, processed)

@@ -28,6 +28,7 @@ class Limits:
   stop_ids: Array  # [B, K] tokens that end the row, as EOS does; -1 is none
   least: Array | None = None  # [B] the position before which the row must not end
   bias: Array | None = None  # [B, V] added to every model's logits
+  processed: Array | None = None  # [B] whether its likeliest tokens are the target's
 
 
 @struct.dataclass

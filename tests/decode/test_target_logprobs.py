@@ -83,6 +83,17 @@ def test_the_probabilities_of_all_first_tokens_sum_to_one():
   assert all(np.exp(x[0]) == pytest.approx(known[t[0]]) for t, x in zip(out.tokens, out.target_logprobs, strict=True))
 
 
+def test_the_likeliest_tokens_are_the_targets_where_a_request_says_so():
+  sampler = Sampler(0.7, top_k=3)
+  asked = [Request([1, 2], logprobs=4, processed=True), Request([1, 2], logprobs=4)]
+  out = run(METHODS['speculative'], PAIR, asked, sampler=sampler, example_ids=[0, 0])
+  assert out.tokens[0] == out.tokens[1]
+  for token, logprob, ours, plain in zip(out.tokens[0], out.target_logprobs[0], *out.top_logprobs, strict=True):
+    assert ours[token] == pytest.approx(logprob, abs=1e-5)
+    assert sum(np.exp([*ours.values()])) == pytest.approx(1, abs=1e-5) and sum(np.isfinite([*ours.values()])) == 3
+    assert [*ours][:3] == [*plain][:3] and all(np.isfinite([*plain.values()]))
+
+
 LOSSY = {
   'bild': (methods.bild(0.4, 1.2, 4), PAIR),
   'a lossy test': (methods.speculative(block=3, accept=acceptance.FLy(0.5)), PAIR),
@@ -93,8 +104,10 @@ LOSSY = {
 @pytest.mark.parametrize('name', LOSSY)
 def test_a_method_whose_tokens_follow_no_target_is_refused(name):
   method, models = LOSSY[name]
-  with pytest.raises(ValueError, match=having("trace='target'", method.name, 'trace=True')):
+  with pytest.raises(ValueError, match=having("trace='target'", method.name, 'those of the models')):
     run(method, models, PROMPTS, sampler=Sampler(1.0))
+  with pytest.raises(ValueError, match=having('processed=True', method.name)):
+    decode(method, models, [Request([1], processed=True, logprobs=1)], max_new_tokens=2)
 
 
 def test_what_is_no_trace_and_a_cascade_of_texts_are_refused():
