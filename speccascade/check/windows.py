@@ -101,9 +101,7 @@ class _Text:
     positions = first[:, None] + np.arange(tokens.shape[1], dtype=np.int32)[None]
     return _extend(self.network, self.params, cache, jnp.asarray(tokens), jnp.asarray(positions))
 
-  def compared(
-    self, question: str, found: np.ndarray, singly: np.ndarray, lengths: Sequence[int] = LENGTHS
-  ) -> Finding:
+  def compared(self, question: str, found: np.ndarray, singly: np.ndarray, lengths: Sequence[int] = LENGTHS) -> Finding:
     """Return whether logits are those of single tokens but for rounding, in units of their spread."""
     apart = np.abs(found - singly).max(-1) / np.maximum(singly.std(-1), 1e-6)
     wrong = np.argwhere(~(apart <= self.rounding))  # NaN is wrong

@@ -97,37 +97,33 @@ def _kind(x: jax.ShapeDtypeStruct) -> str:
   return f'{x.dtype.name}{[*x.shape]}'
 
 
-def tunix(
-  module: Any, *, tokenizer: Any = None, eos_ids: tuple[int, ...] = (), max_positions: int | None = None
-) -> Model:
-  """Return a decoder of Tunix, as Qwen 2 and 3, Llama 3, Gemma 1 to 3; the arguments are those of `model`.
+def tunix(module: Any, *, tokenizer: Any = None, eos_ids: tuple[int, ...] = ()) -> Model:
+  """Return a decoder of Tunix (Qwen 2 and 3, Llama 3, Gemma 1 to 3); `tokenizer` and `eos_ids` are those of `model`.
 
-  New weights of the module: `model.replace(params=nnx.state(module))`.
+  With new weights of the module it is `model.replace(params=nnx.state(module))`. Gemma 3 masks the windows of its local
+  layers as those of a prompt, so it has no more positions than such a layer looks back.
   """
   from flax import nnx
 
   graph, params = nnx.split(module)
-  config = dataclasses.asdict(module.config)
-  if 'kv_cache_sharing_patterns' in vars(module):
-    raise ValueError(f"{type(module).__name__} of Tunix reads a prompt or one token, no window: use gemma's module.")
-  if module.__module__.endswith('gemma3.model') and max_positions is None:  # beyond, a window has the mask of a prompt
-    max_positions = config['sliding_window_size']
+  name, config = type(module).__name__, dataclasses.asdict(module.config)
+  if name == 'Gemma4':
+    raise ValueError('Gemma4 of Tunix reads a whole prompt or one token, and no window: give that of gemma.')
 
   def empty(params, rows, slots):
     shape = rows, slots, config['num_kv_heads'], config['head_dim']
-    dtype = config.get('dtype', jax.tree.leaves(params)[0].dtype)
-    layer = {'k': jnp.zeros(shape, dtype), 'v': jnp.zeros(shape, dtype), 'end_index': jnp.zeros(rows, jnp.int32)}
-    return {f'layer_{i}': layer for i in range(config['num_layers'])}
+    zeros = jnp.zeros(shape, config.get('dtype', jax.tree.leaves(params)[0].dtype))
+    index = jnp.zeros(rows, jnp.int32)
+    return {f'layer_{i}': {'k': zeros, 'v': zeros, 'end_index': index} for i in range(config['num_layers'])}
 
   def call(params, cache, tokens, positions):
     return nnx.merge(graph, params)(tokens, positions, *_at(positions, cache))
 
-  return model(params, call, empty, tokenizer=tokenizer, eos_ids=eos_ids, max_positions=max_positions, name=_name(module))
+  most = config['sliding_window_size'] if name == 'Gemma3' else None
+  return model(params, call, empty, tokenizer=tokenizer, eos_ids=eos_ids, max_positions=most, name=name)
 
 
-def gemma(
-  module: Any, params: Params, *, tokenizer: Any = None, eos_ids: tuple[int, ...] = (), max_positions: int | None = None
-) -> Model:
+def gemma(module: Any, params: Params, *, tokenizer: Any = None, eos_ids: tuple[int, ...] = ()) -> Model:
   """Return a transformer of gemma, as `gm.nn.Gemma3_1B()`, with its parameters; the others are those of `model`."""
 
   def empty(params, rows, slots):
@@ -138,7 +134,7 @@ def gemma(
     out = module.apply({'params': params}, tokens, positions=positions, cache=cache, attention_mask=mask)
     return out.logits, out.cache
 
-  return model(params, call, empty, tokenizer=tokenizer, eos_ids=eos_ids, max_positions=max_positions, name=_name(module))
+  return model(params, call, empty, tokenizer=tokenizer, eos_ids=eos_ids, name=type(module).__name__)
 
 
 def keras_hub(
@@ -146,16 +142,19 @@ def keras_hub(
 ) -> Model:
   """Return a `CausalLM` of keras-hub, on Keras' backend of JAX; the arguments are those of `model`.
 
-  New weights: `model.replace(params=[v.value for v in causal_lm.variables])`.
+  With new weights it is `model.replace(params=[v.value for v in causal_lm.variables])`.
   """
   import keras
 
   variables = causal_lm.variables
-  others = len(inspect.signature(causal_lm._build_cache).parameters) - 1  # images, which there are none of
+  images = len(inspect.signature(causal_lm._build_cache).parameters) - 1  # arguments for what a text has not
 
   def empty(params, rows, slots):
-    with keras.StatelessScope(zip(variables, params)):
-      made = jax.eval_shape(lambda ids: causal_lm._build_cache(ids, *[None] * others)[-1], jnp.zeros((rows, slots), int))
+    def seeded(tokens):
+      with keras.StatelessScope(zip(variables, params)):
+        return causal_lm._build_cache(tokens, *[None] * images)[-1]
+
+    made = jax.eval_shape(seeded, jax.ShapeDtypeStruct((rows, slots), jnp.int32))
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), made)
 
   def call(params, cache, tokens, positions):
@@ -163,13 +162,8 @@ def keras_hub(
       logits, _, cache = causal_lm.call_with_cache(tokens, cache, positions[0, 0])
     return logits, cache
 
-  params = [v.value for v in variables]
-  name = _name(causal_lm)
+  params, name = [v.value for v in variables], type(causal_lm).__name__
   return model(params, call, empty, tokenizer=tokenizer, eos_ids=eos_ids, max_positions=max_positions, name=name)
-
-
-def _name(module: Any) -> str:
-  return type(module).__name__
 
 
 def _at(positions: Array, cache: dict) -> tuple[dict, Array]:
