@@ -90,7 +90,7 @@ setuptools.setup(
       'google-tunix>=0.1.7,<0.2',
       'kauldron>=1.4',  # of gemma, which asks for no version
       'keras-hub>=0.32,<0.33',
-      'sentencepiece<0.2.2',  # made for protobuf 7, which kauldron refuses
+      'transformers>=5',  # of google-tunix; a resolver may choose an ancient one
     ],
     'test': [
       *SEQIO,
