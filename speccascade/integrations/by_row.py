@@ -98,7 +98,7 @@ def _kind(x: jax.ShapeDtypeStruct) -> str:
 
 
 def tunix(module: Any, *, tokenizer: Any = None, eos_ids: tuple[int, ...] = ()) -> Model:
-  """Return a decoder of Tunix (Qwen 2 and 3, Llama 3, Gemma 1 to 3); `tokenizer` and `eos_ids` are those of `model`.
+  """Return a decoder of Tunix (Qwen 2 and 3, Llama 3, Gemma 3); `tokenizer` and `eos_ids` are those of `model`.
 
   With new weights of the module it is `model.replace(params=nnx.state(module))`. Gemma 3 masks the windows of its local
   layers as those of a prompt, so it has no more positions than such a layer looks back.
