@@ -1,5 +1,6 @@
 """Package metadata. Extras: cuda and tpu (JAX for them), k8s (processes of Kubernetes), seqio, lm-eval (the evaluation
-harness), buckets (gs://), gguf (files of llama.cpp), parity (reference implementations), test, docs, dev.
+harness), buckets (gs://), gguf (files of llama.cpp), parity (reference implementations), libraries (whose decoders are
+decoded here), test, docs, dev.
 """
 
 from pathlib import Path
@@ -84,6 +85,13 @@ setuptools.setup(
     'gguf': ['gguf>=0.19,<1'],
     'lm-eval': ['lm_eval>=0.4.13,<0.5'],
     'parity': ['lm_eval[hf]>=0.4.13,<0.5', 'torch>=2.6', 'transformers>=5.23,<6'],
+    'libraries': [
+      'gemma>=4,<5',
+      'google-tunix>=0.1.7,<0.2',
+      'kauldron>=1.4',  # of gemma, which asks for no version
+      'keras-hub>=0.32,<0.33',
+      'transformers>=5',  # of google-tunix; a resolver may choose an ancient one
+    ],
     'test': [
       *SEQIO,
       *BUCKETS,

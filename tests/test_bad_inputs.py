@@ -77,6 +77,12 @@ def decoded(method=None, models=PAIR, prompts=((1, 2),), **settings):
   return decode(method or methods.speculative(block=2), models, prompts, **dict(max_new_tokens=4) | settings)
 
 
+def stepped(folder: pathlib.Path, name: str) -> str:
+  """Write an empty file in folders of that folder."""
+  (folder / name).parent.mkdir(parents=True)
+  return written(folder, name, '')
+
+
 def written(folder: pathlib.Path, name: str, content: str | bytes) -> str:
   """Write a file and return its path."""
   file = folder / name
@@ -395,6 +401,15 @@ PYTHON = {
   'an adapter next to a model': (
     lambda d: written(d, 'adapter_config.json', '{}') and speccascade.load(checkpoint(d)),
     ('not applied', 'merge_and_unload', 'move adapter_config.json'),
+  ),
+  'a checkpoint of Orbax': (lambda d: written(d, '_METADATA', '{}') and speccascade.load(d), ('Orbax', 'by_row')),
+  'steps of Orbax': (
+    lambda d: stepped(d, '10/default/manifest.ocdbt') and speccascade.load(d),
+    ('Orbax', 'Tunix', 'integrations.by_row'),
+  ),
+  'a preset of Keras': (
+    lambda d: written(d, 'task.json', '{}') and written(d, 'config.json', '{}') and speccascade.load(d),
+    ('Keras', 'by_row.keras_hub'),
   ),
   'a folder of GGUF': (lambda d: written(d, 'm.gguf', 'GGUF') and speccascade.load(d), ('llama.cpp', 'NAME.gguf')),
   'a file of that name only': (lambda d: speccascade.load(written(d, 'm.gguf', 'none')), ('m.gguf', 'no GGUF file')),

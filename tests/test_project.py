@@ -34,7 +34,7 @@ FLOORS = (
   {'evaluate'},
   {'run', 'calibrate', 'plan', 'compile', 'convert', '__init__', '__main__'},
 )
-HEAVY = ('tensorflow', 'torch', 'transformers', 'seqio', 'keras', 'sacrebleu', 'rouge_score')
+HEAVY = ('tensorflow', 'torch', 'transformers', 'seqio', 'keras', 'tunix', 'gemma', 'sacrebleu', 'rouge_score')
 
 
 @functools.cache
@@ -159,7 +159,7 @@ import sys
 import speccascade
 from speccascade.data import files
 from speccascade.data.seqio import tasks
-from speccascade.integrations import seqio_evaluator
+from speccascade.integrations import by_row, seqio_evaluator
 from speccascade.models import toy
 early = ('orbax', 'tensorstore', 'sentencepiece', 'tokenizers', 'huggingface_hub', 'safetensors')
 print([m for m in early if m in sys.modules])

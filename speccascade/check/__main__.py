@@ -1,12 +1,14 @@
-"""Check your own rule, combiner or method on toy models, in seconds, or the speculative sampler of any program.
+"""Check your own rule, combiner, method or model, in seconds, or the speculative sampler of any program.
 
   python -m speccascade.check my_rules:mine --alpha 0 0.3 0.7
   python -m speccascade.check 'my_combiners:geometric(power=0.5)'
   python -m speccascade.check 'speculative(rule=opt:0.1, block=2, policy=my_policies:Entropy(limit=1.2))'
+  python -m speccascade.check my_network:model
   python -m speccascade.check --sampler my_engine:verify
   python -m speccascade.check --samples samples.jsonl
 
-A rule, a combiner or a method is given by its name; a module is of the current folder or an installed one.
+A rule, a combiner or a method, tried on toy models, is given by its name; a module is of the current folder or an
+installed one. So is a `speccascade.Model`, whose logits in windows are compared with those token by token.
 
 A sampler is a function `verify(tokens [K], q [K, V], p [K + 1, V], rng)` that returns the tokens that it emits. One
 with parameters `temperature`, `top_k` or `top_p` is asked to apply them to p, with --rows to each row its own; one with
@@ -31,6 +33,7 @@ from speccascade.engine.method import Strategy
 from speccascade.host import commands, names
 from speccascade.host.errors import RunError
 from speccascade.sv import verification
+from speccascade.types import Model
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,7 +67,7 @@ def _parser() -> commands.Parser:
 
 def _run(args: argparse.Namespace) -> int:
   if sum(x is not None for x in (args.what, args.sampler, args.samples)) != 1:
-    raise RunError('give a rule or method, or --sampler MODULE:NAME, or --samples FILE.')
+    raise RunError('give a rule, method or model, or --sampler MODULE:NAME, or --samples FILE.')
   if args.samples is not None:
     report = samples.check_file(args.samples)
   elif args.sampler is not None:
@@ -77,10 +80,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _value(what: str) -> Any:
-  """Return the rule, the combiner or the method that a text names: arguments that a rule has not are a method's."""
+  """Return what a text names, a rule, a combiner, a method or a model: arguments that a rule has not are a method's."""
   inner = rules.known() | stopping.known() | acceptance.known() | verification.known()
   named = names.find(what, 'rule or method', methods.known() | rules.known(), inner)
-  if isinstance(named.value, Strategy):
+  if isinstance(named.value, Strategy | Model):
     return named.value
   parameters = inspect.signature(named.value).parameters.values()
   numbers = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}

@@ -2,12 +2,12 @@
 
 `check(rule)` tells whether JAX traces a rule or combiner, whether it gives distributions, reads each position by itself
 and rejects less as α grows, and whether the loop emits its distribution; `check(method)` does the same for a method.
-The command is `python -m speccascade.check`.
+`check(model)` tells whether a model gives the same logits however a text is cut. The command is
+`python -m speccascade.check`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 from flax import struct
 import jax
@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade import methods, rules, sampling
+from speccascade.check import windows
+from speccascade.check.report import Finding, Report
 from speccascade.check.sampler.cases import number
 from speccascade.engine import law, validate
 from speccascade.engine.loop import decode_batch
@@ -186,38 +188,13 @@ def _next_logits(model: Model, tokens: Array) -> Array:
 # ---- what a rule, a combiner or a method is ----
 
 
-class Finding(NamedTuple):
-  """The answer to one question; `ok` is None where either answer will do."""
-
-  question: str
-  ok: bool | None
-  message: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Report:
-  """The findings of a check; `str` prints them."""
-
-  name: str
-  findings: tuple[Finding, ...]
-
-  @property
-  def ok(self) -> bool:
-    """Whether nothing is wrong."""
-    return all(f.ok is not False for f in self.findings)
-
-  def __str__(self):
-    marks = {True: 'yes', False: 'NO', None: '–'}
-    wide = max(len(f.question) for f in self.findings)
-    lines = [f'  {f.question:<{wide}}  {marks[f.ok]:<3}  {f.message}'.rstrip() for f in self.findings]
-    return '\n'.join([f'{self.name}: {"all is well" if self.ok else "something is wrong"}', *lines])
-
-
 def check(rule: Any, alphas: Sequence[float] | None = None, *, progress: bool = False) -> Report:
   """Check that a rule, a combiner or a method gives distributions, and that the loop emits exactly them.
 
+  Of a model, check that its logits are the same in windows and token by token, after a roll-back too.
+
   Args:
-    rule: A rule, a combiner or a method.
+    rule: A rule, a combiner, a method or a model.
     alphas: The values that are tried of a rule whose α is not bound; None for some of its range.
     progress: Whether to show a bar on standard error.
 
@@ -225,6 +202,10 @@ def check(rule: Any, alphas: Sequence[float] | None = None, *, progress: bool = 
     A report; `report.ok` is whether nothing is wrong, and `print(report)` shows every finding.
   """
   check_bits()
+  if isinstance(rule, Model):
+    if alphas is not None:
+      raise ValueError(f'alphas={list(alphas)} are tried of a rule, and {rule.name} is a model')
+    return Report(rule.name, tuple(windows.findings(rule)))
   if alphas is not None and (isinstance(rule, Strategy) or not rules.declaration(rule).is_rule):
     name = rule.name if isinstance(rule, Strategy) else rules.name_of(rule)
     raise ValueError(

@@ -28,6 +28,8 @@ _EXPECTED = (
   "expected a Hugging Face folder (config.json and *.safetensors), T5X's checkpoint_<step> or a folder of them, or a "
   'folder that speccascade.convert wrote (speccascade.json)'
 )
+_OF_ORBAX = '_METADATA', '_CHECKPOINT_METADATA', 'manifest.ocdbt'  # one of them is in every checkpoint or item
+_ELSEWHERE = 'read it with its own library and pass the module, by speccascade.integrations.by_row.'
 
 
 @known_as('load', torch_dtype='dtype=…', device_map='mesh=…')
@@ -223,12 +225,16 @@ def kind(folder: Path) -> str:
     without = '' if 'config.json' not in names else ', or move adapter_config.json away, for the model without it'
     raise ValueError(f'{folder} {alone}: {remedy}{without}')
   weights = any(name.endswith('.safetensors') for name in names)
+  if 'task.json' in names or 'model.weights.h5' in names:
+    raise ValueError(f'{folder} is a preset of Keras: {_ELSEWHERE}keras_hub(causal_lm)')
   if t5x.is_checkpoint(folder) and not weights:
     return 't5x'
   if 'config.json' in names or weights:
     return 'hf'
   if any(map(sources.is_gguf, names)):
     raise ValueError(f'{folder} is no checkpoint: {files.GGUF}')
+  if any(folder.glob(f'{below}{name}') for below in ('', '*/', '*/*/') for name in _OF_ORBAX):
+    raise ValueError(f'{folder} is of Orbax, as gemma, Tunix and MaxText write it: {_ELSEWHERE}tunix(module)')
   some = ', '.join(names[:8]) + (f' and {len(names) - 8} more' if len(names) > 8 else '')
   inside = [p.name for p in sorted(folder.iterdir()) if p.is_dir() and (p / 'config.json').is_file()]
   hint = f'; did you mean {folder / inside[0]}?' if inside else ''

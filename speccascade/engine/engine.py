@@ -263,7 +263,9 @@ def _read_bytes(engine: Side, prompts: int) -> int:
   products = _products(jax.make_jaxpr(engine.read)(engine.params, prompt).jaxpr)
   largest = max((math.prod(x.shape) * x.dtype.itemsize for x in products), default=0)
   layout = engine.program.layout
-  return 2 * largest // (1 if layout is None else layout.mesh.size if any(layout.axes) else layout.mesh.shape['data'])
+  if layout is None:
+    return 2 * largest
+  return 2 * largest // (layout.mesh.size if any(layout.axes) else layout.mesh.shape.get(sharding.DATA, 1))
 
 
 def _products(jaxpr: Any) -> Iterator[Any]:

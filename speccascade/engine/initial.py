@@ -59,10 +59,13 @@ def _records(program, start, sampler: sampling.Sampler, tokens: Array, length: A
     records['seen'] = Seen(none.at[jnp.arange(batch)[:, None], tokens].max(iota(buffer) < length[:, None]))
   if sampler.counting:
     records['counts'] = Emitted(jnp.zeros((batch, program.vocab), jnp.int32))
-  if program.trace == 'models':
-    records['logprobs'] = LogProbs(jnp.full((batch, models, buffer), jnp.nan))
-  if program.trace == 'target':
-    records['target_logprobs'] = TargetLogProbs(jnp.full((batch, buffer), jnp.nan))
+  traced = {
+    'models': ('logprobs', LogProbs, (batch, models, buffer)),
+    'target': ('target_logprobs', TargetLogProbs, (batch, buffer)),
+  }
+  if program.trace:
+    name, record, shape = traced[program.trace]
+    records[name] = record(jnp.full(shape, jnp.nan))
   if program.top:
     shape = (batch, buffer, program.top)
     records['top'] = Top(jnp.zeros(shape, jnp.int32), jnp.full(shape, jnp.nan))

@@ -1,0 +1,174 @@
+"""Decoders of Tunix, gemma and keras-hub, as they are installed, decode as models of this package."""
+
+import functools
+import os
+
+os.environ['KERAS_BACKEND'] = 'jax'
+
+import jax
+import jax.numpy as jnp
+from matching import having
+import numpy as np
+import pytest
+
+import speccascade
+from speccascade import methods, Sampler
+from speccascade.drafters import ngram
+from speccascade.integrations import by_row
+
+pytestmark = pytest.mark.filterwarnings('ignore')  # of the libraries
+VOCAB, PAD, EOS, NEW = 37, 0, 1, 12
+PROMPTS = [[7, 8, 9, 7, 8, 9, 7], [5, 3], [20, 4, 31, 20, 4], [36]]
+SMALL = dict(embed_dim=32, hidden_dim=48, num_heads=4, head_dim=8, num_kv_heads=2)
+
+
+@pytest.fixture(autouse=True)
+def libraries_promote():
+  """Let the libraries mix dtypes and ranks, which tests of this package must not."""
+  strict = {name: jax.config.values[name] for name in ('jax_numpy_dtype_promotion', 'jax_numpy_rank_promotion')}
+  for name, value in zip(strict, ('standard', 'allow')):
+    jax.config.update(name, value)
+  yield
+  for name, value in strict.items():
+    jax.config.update(name, value)
+
+
+class Numbers:
+  """A tokenizer of Tunix: a text is its tokens."""
+
+  def encode(self, text):
+    return [int(x) for x in text.split()]
+
+  def decode(self, ids):
+    return ' '.join(map(str, ids))
+
+  def bos_id(self):
+    return 0  # none is put before a text
+
+  def eos_id(self):
+    return EOS
+
+  def pad_id(self):
+    return PAD
+
+
+TEXTS = [Numbers().decode(p) for p in PROMPTS]
+
+
+def ended(tokens) -> list[int]:
+  """Return tokens up to the first EOS, without it."""
+  tokens = [int(x) for x in tokens][:NEW]
+  return tokens[: tokens.index(EOS)] if EOS in tokens else tokens
+
+
+def tunix(family):
+  pytest.importorskip('tunix', reason='needs google-tunix')
+  from flax import nnx
+  from tunix.generate import sampler
+
+  if family == 'Qwen3':
+    from tunix.models.qwen3 import model as of
+
+    config = of.ModelConfig(num_layers=2, vocab_size=VOCAB, rope_theta=10_000, norm_eps=1e-6, **SMALL)
+  elif family == 'Llama3':
+    from tunix.models.llama3 import model as of
+
+    config = of.ModelConfig(num_layers=2, vocab_size=VOCAB, rope_theta=10_000, norm_eps=1e-6, **SMALL)
+  else:
+    from tunix.models.gemma3 import model as of
+
+    settings = dict(sliding_window_size=40, param_dtype=jnp.float32)
+    config = of.ModelConfig(num_layers=6, num_embed=VOCAB, **settings, **SMALL)
+  module = getattr(of, family)(config, rngs=nnx.Rngs(0))
+
+  def own():
+    cache = sampler.CacheConfig(64, config.num_layers, config.num_kv_heads, config.head_dim)
+    return sampler.Sampler(module, Numbers(), cache)(TEXTS, max_generation_steps=NEW).tokens
+
+  return by_row.tunix(module, tokenizer=Numbers(), eos_ids=(EOS,)), own
+
+
+def gemma():
+  pytest.importorskip('gemma', reason='needs gemma')
+  from gemma import gm
+
+  kinds = gm.nn.AttentionType
+  config = gm.nn.config.TransformerConfig(
+    num_embed=VOCAB,
+    attention_types=(kinds.LOCAL_SLIDING, kinds.LOCAL_SLIDING, kinds.GLOBAL),
+    sliding_window_size=8,
+    final_logit_softcap=None,
+    use_post_attn_norm=True,
+    use_post_ffw_norm=True,
+    use_qk_norm=True,
+    **SMALL,
+  )
+  module = gm.nn.Transformer(config=config, dtype=jnp.float32)
+  params = module.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))['params']
+
+  class Tokenizer(gm.testing.DummyTokenizer):
+    def encode(self, text, *, add_bos=False):
+      return Numbers().encode(text)
+
+    def decode(self, ids):
+      return Numbers().decode(ids)
+
+  def own():
+    sampler = gm.text.Sampler(model=module, params=params, tokenizer=Tokenizer(), cache_length=64, pad_length=16)
+    return sampler.sample(TEXTS, max_new_tokens=NEW, return_state=True).state.predicted_tokens
+
+  return by_row.gemma(module, params, eos_ids=(EOS,)), own
+
+
+def keras_hub(family):
+  pytest.importorskip('keras_hub', reason='needs keras-hub')
+  import keras
+  from keras_hub import models
+
+  keras.utils.set_random_seed(0)
+  sizes = dict(vocabulary_size=VOCAB, num_query_heads=4, num_key_value_heads=2, head_dim=8, hidden_dim=32)
+  if family == 'Qwen3':
+    backbone = models.Qwen3Backbone(num_layers=2, intermediate_dim=48, **sizes)
+    causal_lm = models.Qwen3CausalLM(backbone)
+  else:
+    windows = dict(use_sliding_window_attention=True, sliding_window_size=8)
+    backbone = models.Gemma3Backbone(num_layers=6, intermediate_dim=96, image_size=16, **windows, **sizes)
+    causal_lm = models.Gemma3CausalLM(backbone=backbone, preprocessor=None)
+
+  def own():
+    width = max(map(len, PROMPTS)) + NEW
+    ids = np.array([p + [PAD] * (width - len(p)) for p in PROMPTS])
+    given = np.array([[1] * len(p) + [0] * (width - len(p)) for p in PROMPTS])
+    causal_lm.compile(sampler='greedy')
+    made = causal_lm.make_generate_function()({'token_ids': ids, 'padding_mask': given == 1})['token_ids']
+    return [row[len(p) :] for p, row in zip(PROMPTS, made, strict=True)]
+
+  return by_row.keras_hub(causal_lm, eos_ids=(EOS,)), own
+
+
+MODELS = {f'Tunix {name}': functools.partial(tunix, name) for name in ('Qwen3', 'Llama3', 'Gemma3')}
+MODELS |= {'gemma': gemma} | {f'keras-hub {name}': functools.partial(keras_hub, name) for name in ('Qwen3', 'Gemma3')}
+
+
+@pytest.mark.parametrize('library', MODELS)
+def test_a_decoder_of_a_library_decodes(library):
+  model, own = MODELS[library]()
+  report = speccascade.check(model)
+  assert report.ok, report
+  greedy, coupled = (dict(max_new_tokens=NEW, sampler=s, seed=1) for s in (Sampler(0.0), Sampler(coupling='gumbel')))
+  pair = [ngram.drafter(model), model]
+  drafted = speccascade.decode(methods.speculative(block=3), pair, PROMPTS, batch_size=2, **greedy)
+  assert drafted.stats.accepted.sum() > 0
+  assert list(map(ended, drafted.tokens)) == list(map(ended, own()))
+  alone = speccascade.decode(methods.autoregressive(), [model], PROMPTS, **coupled)
+  assert speccascade.decode(methods.speculative(block=3), pair, PROMPTS, **coupled).tokens == alone.tokens
+
+
+def test_a_decoder_of_tunix_that_reads_no_windows_is_refused():
+  pytest.importorskip('tunix', reason='needs google-tunix')
+  from flax import nnx
+  from tunix.models.gemma4 import model as of
+
+  config = of.ModelConfig(num_layers=2, num_embed=VOCAB, sliding_window_size=8, **SMALL)
+  with pytest.raises(ValueError, match=having('Gemma4', 'window')):
+    by_row.tunix(of.Gemma4(config, rngs=nnx.Rngs(0)))
