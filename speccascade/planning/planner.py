@@ -541,7 +541,7 @@ class _Simulated(_Rounds):
 
   @functools.cached_property
   def compiled(self) -> dict[Any, Compiled]:
-    """What was compiled, by name or candidate and γ: as much as there is time for, the first two in any case."""
+    """What was compiled, by name or candidate and γ: as many as there is time for, the first three in any case."""
     self.time.begin()
     made = {'alone': methods.autoregressive(len(self.models) - 1)}
     made |= {} if self.models[0].network.drafts_only else {'draft': methods.autoregressive(0)}
@@ -561,9 +561,14 @@ class _Simulated(_Rounds):
       )
     return found
 
-  @property
+  @functools.cached_property
   def rounds(self) -> dict[Any, float]:
-    return {name: program.seconds for name, program in self.compiled.items() if program.fits}
+    found = {name: program.seconds for name, program in self.compiled.items() if program.fits}
+    plain = sorted((n, found[key]) for n in self.blocks if (key := _Drafted(self.measured.candidates[0], n)) in found)
+    if 'draft' in found and len(plain) > 1:  # a token more in a draft costs less than a round of the drafter alone
+      (first, least), (last, most) = plain[0], plain[-1]
+      found['draft'] = min(found['draft'], max((most - least) / (last - first), cost_model.FREE * found['alone']))
+    return found
 
 
 def _of_length(prompt: Any, tokens: int) -> requests.Request:
