@@ -425,6 +425,7 @@ def test_a_backend_in_use_or_of_a_platform_is_the_one_that_decodes(monkeypatch):
 
 
 @pytest.mark.full
+@pytest.mark.skipif(jax.__version_info__ < (0, 10, 2), reason='the compiler of JAX 0.10.0 makes none')
 def test_the_compiler_still_makes_one_kernel_of_a_sum_of_products():
   program = 'from speccascade.backends import cpu; print(cpu._fuses_sums())'
   as_users = os.environ | {'XLA_FLAGS': ''}
