@@ -30,7 +30,7 @@ def findings(model: Model) -> list[Finding]:
   try:
     validate.check_network(model)
     with jax.default_matmul_precision('highest'):
-      return _Text(model).findings()
+      return _Windows(model).findings()
   except Exception as error:  # whatever a user's network raises
     return [Finding('reads a text', False, first_line(error, named=True))]
 
@@ -40,7 +40,7 @@ def _extend(network, params, cache: Cache, tokens: Array, positions: Array) -> t
   return network.extend(params, cache, tokens, positions)
 
 
-class _Text:
+class _Windows:
   """A batch of random texts, each behind a prompt, and what a model reads of them."""
 
   def __init__(self, model: Model):

@@ -233,11 +233,13 @@ def kind(folder: Path) -> str:
     return 'hf'
   if any(map(sources.is_gguf, names)):
     raise ValueError(f'{folder} is no checkpoint: {files.GGUF}')
-  if any(folder.glob(f'{below}{name}') for below in ('', '*/', '*/*/') for name in _OF_ORBAX):
+  own = [
+    p for p in sorted(folder.iterdir()) if p.is_dir() and ((p / 'config.json').is_file() or orbax.is_checkpoint(p))
+  ]
+  if not own and any(x for depth in ('', '*/', '*/*/') for name in _OF_ORBAX for x in folder.glob(f'{depth}{name}')):
     raise ValueError(f'{folder} is of Orbax, as gemma, Tunix and MaxText write it: {_ELSEWHERE}tunix(module)')
   some = ', '.join(names[:8]) + (f' and {len(names) - 8} more' if len(names) > 8 else '')
-  inside = [p.name for p in sorted(folder.iterdir()) if p.is_dir() and (p / 'config.json').is_file()]
-  hint = f'; did you mean {folder / inside[0]}?' if inside else ''
+  hint = f'; did you mean {own[0]}?' if own else ''
   raise ValueError(f'{folder} is no checkpoint: it has {some or "an empty folder"}, {_EXPECTED}{hint}')
 
 

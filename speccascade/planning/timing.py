@@ -246,7 +246,7 @@ def passes_loop(
         tokens, cache = carry
         position = jnp.broadcast_to(first + i % span + jnp.arange(widths[n])[None], (batch, widths[n]))
         logits, cache = _extended(networks[n], params[n], cache, tokens[:, : widths[n]], position, total)
-        logits = sharding.as_head(layout, sharding.computed(layout, logits, n), n)
+        logits = sharding.as_head(layout, logits, n)
         fed = (spread[:, : widths[n]] + jnp.minimum(sampling.argmax(logits), 5)) % vocab
         return tokens.at[:, : widths[n]].set(fed), cache
 
