@@ -301,7 +301,7 @@ def test_rounds_elsewhere_are_compiled_with_the_arrays_that_models_share():
   chips = elsewhere.Elsewhere('v5e:2x2', {'model': 2})
   found = chips.compiled(methods.speculative(block=2), models, aot.Sizes(2, 16, 16), Sampler(1.0))
   assert found.fits and 0 <= found.collectives < found.seconds < 1e-2 and found.used < 16 << 20
-  assert chips.device(models) == '2 × TPU v5 lite, float32' and str(chips) == 'v5e:2x2 model=2' and chips.data == 1
+  assert chips.device(models) == '2 × TPU v5 lite, bfloat16' and str(chips) == 'v5e:2x2 model=2' and chips.data == 1
   with pytest.raises(ValueError, match='v7'):
     elsewhere.Elsewhere('v7:2x2')
 
