@@ -122,7 +122,10 @@ def test_there_is_no_more_to_learn_than_before():
 def test_ci_runs_a_shard_of_the_long_tier_as_the_documents_say():
   ci, page = (ROOT / '.ci' / 'run').read_text(), (ROOT / 'docs' / 'evidence.md').read_text()
   (shards,) = re.findall(r'^shards=(\d+)', ci, re.MULTILINE)
-  assert re.search(r'^commit=.*rev-parse.*\nscripts/long\.sh .*commit % shards', ci, re.MULTILINE) and f'one of {shards} shards' in page
+  assert (
+    re.search(r'^commit=.*rev-parse.*\nscripts/long\.sh .*commit % shards', ci, re.MULTILINE)
+    and f'one of {shards} shards' in page
+  )
 
 
 def branches(name: str, only: tuple[str, ...] | None) -> int:

@@ -2,6 +2,9 @@
 
 import functools
 import json
+import pathlib
+import subprocess
+import sys
 
 from cases import bound, profile
 import jax.numpy as jnp
@@ -127,3 +130,11 @@ def test_the_command_writes_them(tmp_path, monkeypatch):
   out = run(METHODS['speculative'], PAIR, PROMPTS)
   for line, found in zip(lines, out.target_logprobs, strict=True):
     np.testing.assert_allclose(line['target_logprobs'], found, atol=1e-5)
+
+
+@pytest.mark.full
+def test_rollouts_are_those_of_the_trainer_in_the_example_of_a_policy_gradient():
+  file = pathlib.Path(__file__).parents[2] / 'examples' / 'rl.py'  # which asserts that the ratio is 1
+  command = [sys.executable, str(file), '--steps=2', '--prompts=2', '--samples=2']
+  out = subprocess.run(command, capture_output=True, text=True)
+  assert [line.partition(':')[0] for line in out.stdout.splitlines()] == ['step 0', 'step 1'], out.stderr
