@@ -9,8 +9,8 @@ under the distribution that it was drawn from, which is what the ratio of a poli
   loss = − mean over tokens of exp(log π(x) − ℓ) · A,   A = (BLEU − mean) / deviation of the prompt's texts
 
 At the first update of a batch the ratio is 1, by which a rollout is checked against the trainer. The weights change at
-each step, and nothing is compiled again. The drafter stays as it was, so the printed acceptance tells how it ages: in 30
-steps, two minutes on two cores, BLEU went from 65 to 79 and acceptance from .87 to .80.
+each step, and nothing is compiled again. The drafter stays as it was, so the printed acceptance tells how it ages: in
+30 steps, two minutes on two cores, BLEU went from 65 to 79 and acceptance from .87 to .80.
 """
 
 import argparse
