@@ -233,10 +233,11 @@ class Module:
 
   def group_size(self, x: Instruction) -> int:
     """Return how many devices take part in each group of a collective."""
-    given = re.search(r'replica_groups=(.*?)(?:, \w+=|$)', x.rest)
-    if not given or given[1] == '{}':
+    given = re.search(r'replica_groups=(.*)', x.rest)
+    if not given or given[1].startswith('{}'):
       return self.devices
-    if sizes := re.match(r'mesh\[(.*?)\] ?\{(.*?)\}', given[1]):  # the axes of a mesh, and those of a group
+    # The axes of a mesh, the order of its devices where it is another, and the axes of a group.
+    if sizes := re.match(r'mesh\[(.*?)\](?:, device_ids=\(.*?\) | ?)\{(.*?)\}', given[1]):
       axes = dict(re.findall(r"'(\w+)'=(\d+)", sizes[1]))
       return math.prod(int(part or axes[name]) for name, part in re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", sizes[2]))
     if listed := re.match(r'\{\{([\d,]*)\}', given[1]):

@@ -208,6 +208,8 @@ def test_copies_of_whole_caches_in_a_round_are_those_as_large_as_one():
     ("mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", 4),
     ("mesh['axis_0'=2,'axis_1'=4] {'axis_0','axis_1'}", 8),
     ("mesh['axis_0'=8] {'axis_0':(1)2}", 2),
+    ("mesh['axis_0'=4,'axis_1'=1,'axis_2'=2], device_ids=([2,4]T(1,0)) {'axis_0'}", 4),
+    ("mesh['axis_0'=2,'axis_1'=4], device_ids=([8]) {'axis_1','axis_0'}", 8),
     ('{}', 8),
   ],
 )
