@@ -242,7 +242,9 @@ class Module:
       return math.prod(int(part or axes[name]) for name, part in re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", sizes[2]))
     if listed := re.match(r'\{\{([\d,]*)\}', given[1]):
       return listed[1].count(',') + 1
-    return int(re.match(r'\[\d+,(\d+)\]', given[1])[1])
+    if counted := re.match(r'\[\d+,(\d+)\]', given[1]):
+      return int(counted[1])
+    raise ValueError(f'groups of devices in an unknown form: {given[1][:80]}')
 
   def thin_arrays(self, least: int = 1 << 20) -> list[Array]:
     """Return the arrays of a round, of so many bytes, that leave most of the 128 lanes of a TPU's tiles empty."""
