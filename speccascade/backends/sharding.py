@@ -65,7 +65,9 @@ def mesh(shape: Mapping[str, int], devices: Sequence | None = None) -> Mesh:
   if set(size) - {DATA, MODEL, EXPERT} or not 0 < min(size.values()) or count > len(available):
     raise ValueError(f'mesh {dict(shape)}: give data and model, at most {_counted(available)} in all.')
   used = available[:count]
-  split = {name: n for axis, n in size.items() for name, n in (_prime(n) if axis == MODEL else {axis: n}).items()}
+  split = {}
+  for axis, n in size.items():
+    split |= _prime(n) if axis == MODEL else {axis: n}
   if devices is None and (lost := {d.process_index for d in available} - {d.process_index for d in used}):
     raise ValueError(
       f'mesh {dict(shape)} has no device of process {min(lost)}: give it some of each, {_counted(available)} in all.'
@@ -181,6 +183,12 @@ def _dividing(parts: Sequence[str], on: Mesh, *sizes: int) -> tuple[str, ...]:
   return tuple(parts[: sum(1 for n in shards if not any(size % n for size in sizes))])
 
 
+def shape_of(on: Mesh) -> dict[str, int]:
+  """Return the shape of a mesh as it is given to `mesh`, what that made of 'model' as one axis again."""
+  named = dict.fromkeys(MODEL if part in _parts(MODEL, on) else part for part in on.shape)
+  return {axis: math.prod(on.shape[part] for part in _parts(axis, on)) for axis in named}
+
+
 def _shards(on: Mesh) -> int:
   """Return over how many devices a model is sharded."""
   return math.prod(on.shape[part] for part in _parts((MODEL, EXPERT), on))
@@ -252,7 +260,7 @@ def _checked(rules: Rules | str, on: Mesh) -> Rules:
   rules = NAMED_RULES[rules] if isinstance(rules, str) else rules
   for _, over in rules if rules != SHARDED else ():  # whose axes a mesh need not have
     if lost := [axis for axis in _names(over) if not _parts(axis, on)]:
-      raise ValueError(f'rules {rules}: the mesh has no axis {lost[0]!r}, only {", ".join(map(repr, on.shape))}.')
+      raise ValueError(f'rules {rules}: the mesh has no axis {lost[0]!r}, only {", ".join(map(repr, shape_of(on)))}.')
   return tuple(rules)
 
 

@@ -11,6 +11,7 @@ from speccascade import sampling
 from speccascade.engine.method import Method
 from speccascade.host.errors import out_of_memory
 from speccascade.planning import aot, program_report
+from speccascade.sv import plans
 from speccascade.types import Model
 
 
@@ -45,10 +46,8 @@ class Elsewhere:
   def __init__(self, topology: str, mesh: Mapping[str, int] | None = None):
     self.topology = topology
     self.mesh = dict(mesh or {})
-    devices = aot.describe(topology).devices
-    self.placement = aot.Placement(devices, self.mesh)
+    self.devices = [*aot.Placement(aot.describe(topology).devices, self.mesh).mesh.devices.flat]
     self.chip = aot.chip_of(topology)
-    self.kind = devices[0].device_kind
     if self.chip.links is None:
       raise ValueError(f'topology={topology!r}: rounds are simulated for TPUs alone; plan on the GPU itself.')
 
@@ -62,8 +61,7 @@ class Elsewhere:
 
   def device(self, models: Sequence[Model]) -> str:
     """Return what a plan calls these chips, with the dtype of the last of the models."""
-    many = f'{self.placement.mesh.size} × ' if self.placement.mesh.size > 1 else ''
-    return f'{many}{self.kind}, {max(jax.tree.leaves(models[-1].params), key=lambda x: x.size).dtype}'
+    return plans.device_of(models, self.devices)
 
   def compiled(self, method: Method, models: Sequence[Model], sizes: aot.Sizes, sampler: sampling.Sampler) -> Compiled:
     """Compile a method's loop, with the parameters of models as shapes, and simulate a round of it."""

@@ -232,8 +232,10 @@ class PlanReport:
     return plans.Plan(self.origin, choices, {b.batch: b.speeds for b in self.batches}, self.profile)
 
   def vllm(self) -> dict[str, dict[str, Any]]:
-    """Return for each batch and method, at its best γ, the `speculative_config` by which vLLM times itself without a
-    drafter, accepting each drafted token as often as was measured here."""
+    """Return the `speculative_config` of vLLM for each batch and method, at its best γ.
+
+    By it that engine times itself without a drafter, accepting each drafted token as often as was measured here.
+    """
     found = {}
     for batch in self.batches:
       for candidate in batch.candidates:

@@ -7,7 +7,7 @@ sampler, device and data that it was made of.
 Axis letters: N samples.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 import functools
 import json
@@ -288,10 +288,10 @@ def sampler_of(sampler: sampling.Sampler) -> tuple[tuple[str, float], ...]:
   return tuple((name, float(getattr(sampler, name))) for name in given)
 
 
-def device_of(models: Sequence) -> str:
-  """Return the device and the dtype that the last of the models computes with."""
+def device_of(models: Sequence, devices: Collection | None = None) -> str:
+  """Return the device and the dtype that the last of the models computes with, on other devices if they are given."""
   leaf = max(jax.tree.leaves(models[-1].params), key=np.size)
-  devices = leaf.devices() if isinstance(leaf, jax.Array) else jax.devices()[:1]
+  devices = devices or (leaf.devices() if isinstance(leaf, jax.Array) else jax.devices()[:1])
   many = f'{len(devices)} × ' if len(devices) > 1 else ''
   return f'{many}{next(iter(devices)).device_kind}, {leaf.dtype}'
 

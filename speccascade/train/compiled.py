@@ -121,8 +121,8 @@ def report(job: Job, devices: Sequence, jobs: Sequence[Job] = ()) -> Iterator[st
   count = sum(x.size for x in jax.tree.leaves(network.param_shapes()))
   source, target = by_size(settings.widths)[-1]
   yield (
-    f'{count:,} parameters on {dict(mesh.shape)}, {settings.batch_size} pairs of {source} and {target} tokens in '
-    f'{settings.microbatches} microbatches, {settings.optimizer.name}'
+    f'{count:,} parameters on {sharding.shape_of(mesh)}, {settings.batch_size} pairs of {source} and {target} tokens '
+    f'in {settings.microbatches} microbatches, {settings.optimizer.name}'
   )
   memory = {name: f'{size[name] / GIB:.2f} GiB' for name in ('state', 'temporaries', 'total')}
   yield f'a chip: state {memory["state"]}, temporaries {memory["temporaries"]}, total {memory["total"]}'

@@ -38,8 +38,8 @@ def of_params(name: str, network: Network, params: Any, mesh: Mesh, rules: shard
 
   def refuse(axis: str, shards: int, _) -> None:
     raise ValueError(
-      f'{name}: {axis} does not divide over {shards} devices of {dict(mesh.shape)}: give train.mesh a model axis that '
-      "divides the heads, the MLP and the vocabulary, or Job.rules = 'replicated'"
+      f'{name}: {axis} does not divide over {shards} devices of {sharding.shape_of(mesh)}: give train.mesh a model '
+      "axis that divides the heads, the MLP and the vocabulary, or Job.rules = 'replicated'"
     )
 
   return sharding.shardings(network, mesh, rules, params, refuse)

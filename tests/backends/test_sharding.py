@@ -79,6 +79,7 @@ def test_caches_are_sharded_by_rows_and_by_the_heads_that_the_weights_are_sharde
 def test_a_model_axis_is_of_prime_factors_and_what_does_not_divide_by_all_is_sharded_over_the_first():
   made = sharding.mesh({'data': 2, 'model': 12}, devices=[*range(24)])
   assert dict(made.shape) == {'data': 2, 'model': 2, 'model_2': 2, 'model_3': 3}
+  assert sharding.shape_of(made) == {'data': 2, 'model': 12} and sharding.shape_of(FOUR) == {'data': 1, 'model': 4}
   assert dict(sharding.mesh({'data': 2}, devices=[*range(2)]).shape) == {'data': 2, 'model': 1}
   eight = AbstractMesh((1, 2, 2, 2), ('data', 'model', 'model_2', 'model_3'))
   network = dataclasses.replace(GROUPED, config=dataclasses.replace(GROUPED.config, kv_heads=4, vocab_size=96))
