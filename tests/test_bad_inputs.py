@@ -745,7 +745,7 @@ COMMANDS = {
     (['--out={tmp}/out'], 'train.jobs'),
     (['--out=gs://b/out'], 'gs://b/out'),
     (['--out={tmp}/out', '--gin_file=train/embedded.gin', '--gin.train.T5.config=abc'], ("config='abc'", 'T5Config')),
-    (['--out={tmp}/out', '--gin_file=train/embedded.gin', '--gin.train.Job.pairs=3'], ('pairs', '3')),
+    (['--out={tmp}/out', '--gin_file=train/embedded.gin', '--gin.train.Job.task=3'], ('task', '3')),
     *(
       (['--out={tmp}/out', '--gin_file=train/embedded.gin', f'--gin.train.Settings.{name}={value}'], f'{name}={value}')
       for name, value in dict(seed="'x'", widths=3, optimizer=3, truncate="'x'", distillation=4).items()

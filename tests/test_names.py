@@ -22,7 +22,6 @@ from speccascade.host import commands, names
 from speccascade.host.errors import RunError
 from speccascade.models import toy
 from speccascade.sv import plans
-from speccascade.train import jobs
 
 MINE = """import functools
 
@@ -108,7 +107,6 @@ def test_a_text_names_a_rule_and_its_numbers(text, name, numbers, spelled, my_na
     assert rules.name_of(found) == name and getattr(found, 'keywords', {}) == numbers
     assert rules.spelled(found) == (spelled or text)
     assert rules.spelled(rules.find(rules.spelled(found))) == rules.spelled(found)
-  assert rules.spelled(jobs.rule(text)) == (spelled or text)
 
 
 def test_every_rule_and_combiner_of_the_package_has_its_name():

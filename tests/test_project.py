@@ -30,8 +30,8 @@ FLOORS = (
   {'engine', 'embedded'},
   {'sv', 'methods'},
   {'decode', 'check'},
-  {'planning', 'train', 'integrations'},
-  {'evaluate'},
+  {'planning', 'integrations'},
+  {'evaluate', 'train'},
   {'run', 'calibrate', 'plan', 'compile', 'convert', '__init__', '__main__'},
 )
 HEAVY = ('tensorflow', 'torch', 'transformers', 'seqio', 'keras', 'tunix', 'gemma', 'sacrebleu', 'rouge_score')

@@ -7,9 +7,10 @@
 The tokenizer that shortens prompts is that of the experiment's last model, where that is a checkpoint or a model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import functools
 import inspect
+from types import MappingProxyType
 from typing import Any
 
 from speccascade import embedded
@@ -65,16 +66,44 @@ def find(text: str, find_tokenizer: Callable[[], Any] = lambda: None) -> Task:
   Raises:
     ValueError: The text names none, or what it names does not take its arguments.
   """
-  named = names.find(text, 'task', known(), METRICS)
+  return reader(text, find_tokenizer)()
+
+
+def reader(
+  text: str,
+  find_tokenizer: Callable[[], Any] = lambda: None,
+  *,
+  needed: Mapping[str, str] = MappingProxyType({}),
+  more: Mapping[str, Callable] = MappingProxyType({}),
+) -> Callable[[], Any]:
+  """Return what reads the task that a text names; nothing is read yet.
+
+  Args:
+    text: The text.
+    find_tokenizer: As in `find`.
+    needed: Arguments that a task which takes them has to be given, each with a value for example.
+    more: What else has a name.
+
+  Raises:
+    ValueError: The text names none, or lacks an argument.
+  """
+  named = names.find(text, 'task', known() | dict(more), METRICS)
   if isinstance(named.value, Task):
-    return named.value
+    return lambda: named.value
   if named.short:
     raise ValueError(f'{text!r}: a task takes its arguments by name, as in {named.name}(count=100)')
   given = plugins.bound(names.inside(named.value)) | named.arguments
   if named.name in BENCHMARKS:
     given['name'] = named.name
   takes = inspect.signature(named.value).parameters
+  for name, value in needed.items():
+    if name in takes and name not in given:
+      raise ValueError(f'{text!r} names no {name}; name one, as in {named.name}({name}={value!r})')
   registered = named.value is tasks.seqio_task and given.get('name') not in BENCHMARKS  # with its own vocabularies
-  if 'tokenizer' in takes and 'tokenizer' not in given and not registered:
-    given['tokenizer'] = find_tokenizer()
-  return named.call(**given)
+
+  def read() -> Any:
+    if 'tokenizer' in takes and 'tokenizer' not in given and not registered:
+      given['tokenizer'] = find_tokenizer()
+    return named.call(**given)
+
+  return read

@@ -1,12 +1,11 @@
 """Training jobs from gin files.
 
-A config binds `train.jobs`, a list of `@train.Job()`, and may bind `train.mesh`. Job `large` of `--out=OUT` is in
-OUT/large; a later job can name it as its teacher or start.
+A config binds `train.jobs`, a list of `@train.Job()`; tasks, rules, models and `mesh.shape` are those of a run. Job
+`large` of `--out=OUT` is in OUT/large; a later job can name it as its teacher or start.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
-import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -14,25 +13,27 @@ from typing import Any
 import gin
 from jax.sharding import Mesh
 
-from speccascade import embedded, rules
+from speccascade import embedded
 from speccascade.backends import sharding
 from speccascade.checkpoints.checkpoint import Checkpoint
+from speccascade.data import tokenizers
+from speccascade.data.examples import Task
 from speccascade.drafters import one_pass
 from speccascade.drafters.eagle import Eagle, HeadConfig
 from speccascade.drafters.medusa import Medusa, MedusaConfig
+from speccascade.evaluate import config, tasks
 from speccascade.host import gin_files
 from speccascade.models import shapes
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.rope import Rope
 from speccascade.models.t5 import T5, T5Config, T5GemmaConfig
 from speccascade.train import data
-from speccascade.train.batches import Pair
 from speccascade.train.forcing import Drafting
 from speccascade.train.loop import Settings, train
 from speccascade.train.losses import Distillation
 from speccascade.train.optimizers import Optimizer
 from speccascade.train.vocabulary import learned_vocabulary
-from speccascade.types import Model, Network, Rule
+from speccascade.types import Model, Network
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,20 +43,22 @@ class Job:
   Attributes:
     name: The job's name, and its folder.
     network: The network; None for that of `start`.
-    pairs: (source tokens, target tokens).
+    task: What to learn: a task, or its text as an experiment takes it, of whose examples the first reference;
+      'decoded(prompts="in.jsonl", outputs="out.jsonl")', a teacher's outputs; or pairs of a prompt and what follows it,
+      texts or tokens. A list is learned without end, anything else as far as it goes.
     settings: How to train.
-    tokenizer: Path of the tokenizer to save with the model.
+    tokenizer: Path of the tokenizer to save with the model; None takes that of `start` or else of `teacher`.
     teacher: The model to distil: an earlier job's name, the path of a checkpoint, or a `Checkpoint`.
     companion: The companion of speculative verification, likewise; `train.Distillation.companion` is its weight.
     mask_token: The token by which the network is trained to draft in one pass, as `drafters.one_pass` takes it.
     start: The model with the initial parameters, likewise.
-    mesh: Mesh to train on; `train.mesh = {'data': 2, 'model': 4}` sets it for all jobs.
+    mesh: Mesh to train on; `mesh.shape = {'data': 2, 'model': 4}` sets it for all jobs.
     rules: Sharding rules of network and teacher, as `load` takes them.
   """
 
   name: str
   network: Network | None
-  pairs: Iterable[Pair]
+  task: str | Task | Iterable[data.Learned] | Callable[[], Any]
   settings: Settings
   tokenizer: str | None = None
   teacher: str | Checkpoint | None = None
@@ -71,8 +74,11 @@ class Job:
     for given in (self.teacher, self.start, self.companion):
       if isinstance(given, Checkpoint) and given.dtype not in (None, 'float32'):
         raise ValueError(f'job {self.name}: Checkpoint.dtype={given.dtype!r}, and training is in float32: leave it out')
-    if not isinstance(self.pairs, Iterable):
-      raise ValueError(f'job {self.name}: pairs={self.pairs!r} are no pairs; write @train.generated(), with ().')
+    if isinstance(self.task, str):
+      more = {'decoded': data.decoded}
+      object.__setattr__(self, 'task', tasks.reader(self.task, needed={'split': 'train'}, more=more))
+    if not (isinstance(self.task, Task | Iterable) or callable(self.task)):
+      raise ValueError(f'job {self.name}: task={self.task!r} is no task: name one, as "embedded(split=\'train\')".')
 
   def run(self, out: Path, echo=print) -> Model:
     """Train, or resume a stopped run in `out`/name."""
@@ -80,14 +86,17 @@ class Job:
     network = self.network or start.network
     if self.mask_token is not None:
       network = one_pass(Model({}, network, name=self.name), self.mask_token).network
+    teacher = self._model(out, self.teacher)
+    tokenizer = self.tokenizer or next((x.tokenizer for x in (start, teacher) if x and x.tokenizer), None)
+    tokenizer = tokenizer and tokenizers.load(tokenizer)
     return train(
       out / self.name,
       network,
-      self.pairs,
+      data.pairs(self.task() if callable(self.task) else self.task, tokenizer),
       self.settings,
-      tokenizer=self.tokenizer,
+      tokenizer=tokenizer,
       start=start and (lambda: start),
-      teacher=self._model(out, self.teacher),
+      teacher=teacher,
       companion=self._model(out, self.companion),
       mesh=self.mesh,
       rules=self.rules,
@@ -105,26 +114,22 @@ class Job:
     return dataclasses.replace(given, **settings).load(self.mesh)
 
 
-def _jobs(jobs: Sequence[Job], mesh: Mapping[str, int] | None = None, devices: Sequence | None = None) -> list[Job]:
-  """Return the jobs that a config binds as train.jobs, on the mesh of devices that it binds as train.mesh."""
+def _jobs(jobs: Sequence[Job]) -> list[Job]:
+  """Return the jobs that a config binds as train.jobs."""
   for job in jobs:
     if not os.path.normpath(job.name).strip('./') or '..' in Path(job.name).parts or os.path.isabs(job.name):
       raise ValueError(f'name={job.name!r}: a job is a folder of --out; give it the name of one, as large')
-  if mesh is None:
-    return list(jobs)
-  on = sharding.mesh(mesh, devices)
-  return [dataclasses.replace(job, mesh=on) for job in jobs]
+  return list(jobs)
 
 
 def register() -> None:
-  """Register the names of a config with gin."""
+  """Register the names of a config with gin, those of a run among them."""
+  config.register()
   classes = (Job, Settings, Optimizer, Distillation, Drafting)
   classes += (T5, T5Config, T5GemmaConfig, Decoder, DecoderConfig, Span, Rope, Eagle, HeadConfig, Medusa, MedusaConfig)
-  sources = (data.generated, data.parallel_text, data.jsonl, data.seqio_task, data.decoded, learned_vocabulary)
-  for thing in (*classes, *sources, t5, rule, embedded.vocabulary):
+  for thing in (*classes, t5, learned_vocabulary, embedded.vocabulary):
     gin_files.register(thing, f'speccascade.train.{thing.__name__}')
   gin_files.register(_jobs, 'speccascade.train')
-  gin_files.register(Checkpoint, 'speccascade.Checkpoint')
 
 
 def t5(size: str, *, scan: bool = False) -> T5:
@@ -132,11 +137,6 @@ def t5(size: str, *, scan: bool = False) -> T5:
   if size not in shapes.T5_V1_1:
     raise ValueError(f'size={size!r}: T5 v1.1 is {", ".join(shapes.T5_V1_1)}')
   return dataclasses.replace(shapes.t5(size, 'float32'), scan=scan)
-
-
-def rule(name: str, **numbers: float) -> Rule:
-  """Return the rule of a name as of `rules.find`, with its numbers, as alpha, to distil for."""
-  return functools.partial(rules.find(name), **numbers)
 
 
 def read(
@@ -151,11 +151,18 @@ def read(
     files: Gin files.
     bindings: Bindings that follow them.
     search_paths: Further folders of includes.
-    devices: Devices of `train.mesh`, by default those of this machine.
+    devices: Devices of `mesh.shape`, by default those of this machine.
   """
   register()
   gin_files.read(files, bindings, search_paths)
   if 'jobs' not in gin.get_bindings('speccascade.train', resolve_references=False):
     raise ValueError('the config has no train.jobs: bind it, as in train.jobs = [@train.Job()]')
   with gin_files.building():
-    return gin.get_configurable('speccascade.train')(devices=devices)
+    shape = gin.get_configurable('speccascade.mesh')()
+    if not isinstance(shape, Mapping | None):
+      raise ValueError(f"mesh.shape={shape!r}: training has one mesh; bind one, as {{'data': 4, 'model': 4}}")
+    found = gin.get_configurable('speccascade.train')()
+    if shape is None:
+      return found
+    on = sharding.mesh(shape, devices)
+    return [dataclasses.replace(job, mesh=on) for job in found]

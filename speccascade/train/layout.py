@@ -18,7 +18,7 @@ def check_rows(mesh: Mesh, batch_size: int, microbatches: int) -> None:
   if batch_size % (shards * microbatches):
     raise ValueError(
       f'batch_size={batch_size} does not divide into microbatches={microbatches} of the data={shards} of the mesh: '
-      f'give a multiple of {shards * microbatches}, or another train.mesh'
+      f'give a multiple of {shards * microbatches}, or another mesh.shape'
     )
 
 
@@ -38,7 +38,7 @@ def of_params(name: str, network: Network, params: Any, mesh: Mesh, rules: shard
 
   def refuse(axis: str, shards: int, _) -> None:
     raise ValueError(
-      f'{name}: {axis} does not divide over {shards} devices of {sharding.shape_of(mesh)}: give train.mesh a model '
+      f'{name}: {axis} does not divide over {shards} devices of {sharding.shape_of(mesh)}: give mesh.shape a model '
       "axis that divides the heads, the MLP and the vocabulary, or Job.rules = 'replicated'"
     )
 

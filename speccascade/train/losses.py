@@ -73,14 +73,15 @@ class Distillation:
     weight: Of the distance, in 0 … 1.
     temperature: Of both distributions.
     rule: The rule whose acceptance rate is logged and which the distance 'log_acceptance' trains for, with its numbers
-      bound, as in functools.partial(rules.opt, alpha=0.1); of its two models the student is the drafter.
+      bound, as in functools.partial(rules.opt, alpha=0.1), or its text, as 'opt:0.1'; of its two models the student
+      is the drafter.
     companion: The weight of `companion_gap`, for a drafter that is used with the companion that the job names.
   """
 
   distance: str = 'forward_kl'
   weight: float = 1.0
   temperature: float = 1.0
-  rule: Rule = rules.speculative
+  rule: Rule | str = rules.speculative
   companion: float = 0.0
 
   def __post_init__(self):
@@ -90,6 +91,8 @@ class Distillation:
       raise ValueError(f'weight={self.weight} must lie in 0…1 and temperature={self.temperature} above 0')
     if not self.companion >= 0:
       raise ValueError(f'companion={self.companion} must be a weight of at least 0')
+    if isinstance(self.rule, str):
+      object.__setattr__(self, 'rule', rules.find(self.rule))
     rules.bind_rule(self.rule)  # raises for what is no rule
 
   def __repr__(self):

@@ -9,7 +9,7 @@ import pytest
 from tiers import long_but
 
 import speccascade
-from speccascade.data import families, sums
+from speccascade.data import families, files, sums
 from speccascade.evaluate import config
 from speccascade.train import __main__, data, jobs, loop, vocabulary
 
@@ -90,8 +90,9 @@ def test_a_file_of_objects_gives_pairs_whose_targets_continue_their_sources(tmp_
   texts = [f'Q: one two A: three {"four five six seven eight nine ten"[:i]}' for i in range(30)]
   settings = dict(unk_id=0, bos_id=1, eos_id=2, pad_id=3, byte_fallback=True)
   tokenizer = vocabulary.make(tmp_path / 'x.model', texts, size=340, hard_vocab_limit=False, **settings)
-  source, target = next(data.jsonl(path, tokenizer, prompt_field='Q: {q} A:', target_field='a'))
-  decode = speccascade.data.tokenizers.load(tokenizer).decode
+  tokenizer = speccascade.data.tokenizers.load(tokenizer)
+  source, target = next(data.pairs(files.jsonl(str(path), prompt_field='Q: {q} A:', target_field='a'), tokenizer))
+  decode = tokenizer.decode
   assert source[0] == 1 and target[-1] == 2 and 1 not in target and 2 not in source
   assert decode([*source, *target]) == 'Q: one two A: three'
 

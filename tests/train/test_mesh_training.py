@@ -116,7 +116,7 @@ def test_what_a_mesh_does_not_divide_is_an_error_before_any_work(tmp_path):
   with pytest.raises(ValueError, match=having('batch_size=6', 'data=4', 'multiple of 8')):
     layout.check_rows(mesh_of(4, 1), 6, 2)
   small = shapes.t5('small', 'float32')  # six heads
-  with pytest.raises(ValueError, match=having('drafter', 'heads', "'model': 4", 'train.mesh', "'replicated'")):
+  with pytest.raises(ValueError, match=having('drafter', 'heads', "'model': 4", 'mesh.shape', "'replicated'")):
     layout.of_params('drafter', small, small.param_shapes(), mesh_of(1, 4), 'sharded')
   for mesh, rules in ((mesh_of(1, 2), 'sharded'), (mesh_of(1, 4), 'replicated'), (mesh_of(4, 1), 'sharded')):
     assert layout.of_params('drafter', small, small.param_shapes(), mesh, rules)

@@ -120,7 +120,16 @@ def test_a_recipe_has_the_network_of_its_size_and_needs_its_checkpoint():
     read()
 
 
-def test_pairs_of_a_registered_seqio_task_are_its_tokens(byt5):
+def job(task, **settings_of_a_job):
+  return jobs.Job('job', TINY, task, settings(), **settings_of_a_job)
+
+
+def learned(task: str, tokenizer=None):
+  """Return what a job of a task learns."""
+  return data.pairs(job(task).task(), tokenizer)
+
+
+def test_a_registered_seqio_task_is_learned_as_an_experiment_names_it(byt5):
   def dataset(split, shuffle_files, seed=None):
     return tf.data.Dataset.from_tensor_slices(dict(inputs=list('abcd'), targets=list('wxyz')))
 
@@ -131,36 +140,45 @@ def test_pairs_of_a_registered_seqio_task_are_its_tokens(byt5):
     output_features={key: seqio.Feature(seqio.ByteVocabulary()) for key in ('inputs', 'targets')},
     metric_fns=[],
   )
+  tokenizer = find(byt5)
+  expected = [(tokenizer.encode(a), tokenizer.encode(b)) for a, b in zip('abcd', 'wxyz', strict=True)]
+  lengths = "{'inputs': 9, 'targets': 9}"
   try:
-    first, again = (list(itertools.islice(data.seqio_task('letters'), 8)) for _ in range(2))
-    encode = find(byt5).encode
-    expected = [(encode(a), encode(b)) for a, b in zip('abcd', 'wxyz', strict=True)]
-    assert first == again and sorted(first[:4]) == sorted(first[4:]) == expected
+    for task in (
+      "seqio_task(name='letters', split='train', max_prompt_tokens=9, max_new_tokens=9, metrics=['bleu'])",
+      f"t5x_task(mixture_or_task_name='letters', split='train', task_feature_lengths={lengths}, metrics=['bleu'])",
+    ):
+      first, again = (list(itertools.islice(learned(task, tokenizer), 8)) for _ in range(2))
+      assert first == again and sorted(first[:4]) == sorted(first[4:]) == expected
   finally:
     seqio.TaskRegistry.remove('letters')
 
 
-def test_mistakes_in_the_name_of_a_task_are_named(byt5, data_dir, tmp_path):
-  for name, options, parts in (
-    ('wmt14_ende', dict(tokenizer=byt5, split='dev'), ("'dev'", 'train')),
-    ('wmt14_ende', {}, ('tokenizer', 'None')),
-    ('no_task', {}, ("'no_task'", 'module')),
+def test_mistakes_in_a_task_are_named(byt5, data_dir, tmp_path):
+  of = f'data_dir={data_dir!r}'
+  (tmp_path / 'asked.json').write_text('{"turns": ["Name a tree."]}')
+  for task, parts in (
+    (f"wmt14_ende(split='dev', {of})", ("'dev'", 'train')),
+    ('wmt14_ende', ('no split', "wmt14_ende(split='train')")),
+    ("wmt14_end(split='train')", ("'wmt14_end'", 'wmt14_ende')),
+    (3, ('task=3', 'embedded')),
+    (f'conversations(path={str(tmp_path / "asked.json")!r})', ('example 0', 'no reference')),
+    (f"wmt14_ende(split='train', {of})", ("'Train ", 'train.Job.tokenizer')),
   ):
     with pytest.raises(ValueError, match=having(*parts)):
-      next(data.seqio_task(name, data_dir=data_dir, **options))
+      next(learned(task))
   with pytest.raises(FileNotFoundError, match='tfds build xsum'):
-    next(data.seqio_task('xsum', tokenizer=byt5, data_dir=str(tmp_path)))
+    learned(f"xsum(split='train', data_dir={str(tmp_path)!r})")
 
 
-def test_an_epoch_has_every_pair_once_whatever_the_buffer():
-  pairs = [([i], [i]) for i in range(2, 22)]
-  for buffer in (1, 7, 20, 100):
-    drawn = data.shuffled(lambda: iter(pairs), seed=3, buffer=buffer)
-    first, second = ([next(drawn) for _ in pairs] for _ in range(2))
-    assert sorted(first) == sorted(second) == pairs
-    assert buffer == 1 or first != pairs and first != second
-  with pytest.raises(ValueError, match='no pairs'):
-    next(data.shuffled(lambda: ()))
+def test_texts_are_learned_by_the_tokenizer_of_the_start_or_the_teacher(byt5, tmp_path, monkeypatch):
+  taken = {}
+  model = Model(jax.jit(TINY.init)(jax.random.key(0)), TINY, tokenizer=find(byt5))
+  monkeypatch.setattr(jobs.Job, '_model', lambda self, out, given, **_: given and model)
+  monkeypatch.setattr(jobs, 'train', lambda out, network, pairs, *_, tokenizer, **__: taken.update({out: next(pairs)}))
+  for name in ('start', 'teacher'):
+    job("embedded(split='train', count=1)", **{name: 'x'}).run(tmp_path / name)
+  assert len(taken) == 2 and len({str(pair) for pair in taken.values()}) == 1
 
 
 @pytest.mark.long

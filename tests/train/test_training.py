@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import signal
 
@@ -304,11 +305,11 @@ def test_a_teachers_outputs_are_those_of_the_decode_command_without_the_cut_off(
   wanted = [(teacher.tokenizer.encode(sources[r['index']]), r['tokens']) for r in rows if r['finish_reason'] == 'eos']
   assert 0 < len(wanted) < 5
   files = tmp_path / 'in.jsonl', tmp_path / 'out.jsonl'
-  pairs = itertools.islice(data.decoded(*files, teacher.tokenizer), len(wanted))
-  assert sorted(pairs) == sorted(wanted)
+  pairs = data.pairs(data.decoded(*files), teacher.tokenizer)
+  assert sorted(itertools.islice(pairs, len(wanted))) == sorted(wanted)
   (tmp_path / 'in.jsonl').write_text('"3 4"')
   with pytest.raises(ValueError, match=having('out.jsonl', 'prompt 4', 'in.jsonl')):
-    next(data.decoded(*files, teacher.tokenizer))
+    data.decoded(*files)
 
 
 def test_queries_take_smaller_steps():
@@ -442,7 +443,7 @@ def test_mistakes_are_named_before_any_work(tmp_path):
     (lambda: Distillation('l2'), ("distance='l2'", 'forward_kl')),
     (lambda: Distillation(companion=-1), ('companion=-1',)),
     (lambda: Distillation(rule=rules.opt), ('opt', 'alpha')),
-    (lambda: jobs.rule('optt', alpha=0.1), ("'optt'", 'opt')),
+    (lambda: Distillation(rule='optt:0.1'), ("'optt'", 'opt')),
     (lambda: run(distillation=Distillation(companion=1.0), teacher=taught), ('companion',)),
     (lambda: run(distillation=Distillation(), teacher=taught, companion=taught), ('companion',)),
     (lambda: Optimizer(schedule='step'), ("schedule='step'", 'constant')),
@@ -492,9 +493,7 @@ train.T5Config.mlp_dim = 16
 train.T5Config.encoder_layers = 1
 train.T5Config.decoder_layers = 1
 train.Job.tokenizer = @train.vocabulary()
-train.Job.pairs = @train.generated()
-train.generated.tokenizer = @train.vocabulary()
-train.generated.count = 40
+train.Job.task = "embedded(split='train', count=40)"
 train.Job.settings = @train.Settings()
 train.Settings.steps = 3
 train.Settings.batch_size = 4
@@ -529,8 +528,11 @@ def test_the_command_trains_every_job_and_a_later_one_from_an_earlier(tmp_path, 
 def test_a_config_may_import_a_module_of_the_users(tmp_path, monkeypatch):
   monkeypatch.syspath_prepend(tmp_path)
   (tmp_path / 'my_pairs.py').write_text('import gin\n\n\n@gin.register\ndef twins():\n  return [([3, 1], [3, 1])]\n')
-  (tmp_path / 'config.gin').write_text('import my_pairs\n' + CONFIG.replace('@train.generated()', '@my_pairs.twins()'))
-  assert [job.pairs for job in jobs.read([str(tmp_path / 'config.gin')])] == 2 * [[([3, 1], [3, 1])]]
+  for text in ('@my_pairs.twins', '@my_pairs.twins()', "'my_pairs:twins'"):
+    config = re.sub(r'(?m)^train.Job.task = .*', f'train.Job.task = {text}', CONFIG)
+    (tmp_path / 'config.gin').write_text(f'import my_pairs\n{config}')
+    found = [job.task for job in jobs.read([str(tmp_path / 'config.gin')])]
+    assert [task() if callable(task) else task for task in found] == 2 * [[([3, 1], [3, 1])]]
 
 
 @pytest.mark.parametrize('network', long_but([T5_NET, DECODER], [T5_NET]), ids=['t5', 'decoder'])
