@@ -12,6 +12,7 @@ from speccascade.host import commands
 COMMANDS = (
   'run',
   'calibrate',
+  'figure',
   'decode',
   'plan',
   'check',

@@ -17,7 +17,6 @@ import sys
 import jax
 
 from speccascade.decode import options
-from speccascade.drafters import one_pass
 from speccascade.drafters.frequent import Frequent
 from speccascade.engine import validate
 from speccascade.host import commands, storage
@@ -46,9 +45,7 @@ def _parser() -> commands.Parser:
   )
   options.add_dtype(parser, 'bfloat16', 'bfloat16')
   parser.add_argument('--mesh', type=options.mesh, help='chips by axis, as in data=1,model=4 (one chip)')
-  drafter = parser.add_mutually_exclusive_group()
-  drafter.add_argument('--head', metavar='HEAD', help='a checkpoint of a head, which drafts beside the last model')
-  drafter.add_argument('--mask_token', type=int, help='that of a first model that drafts in one pass')
+  parser.add_argument('--head', metavar='HEAD', help='a checkpoint of a head, which drafts beside the last model')
   parser.add_argument('--frequent', type=commands.count, help='tokens that the head of the first model has (all)')
   parser.add_argument(
     '--rules', type=commands.listed, default=[], help='replicated or sharded for each model (what is faster)'
@@ -65,8 +62,6 @@ def _run(args: argparse.Namespace):
   if args.text is not None:
     args.text = storage.output_file(args.text, overwrite=True)
   models = aot.models_of(args.models, args.dtype, args.scan, args.head)
-  if args.mask_token is not None:
-    models[0] = one_pass(models[0].replace(name='the first model'), args.mask_token)
   if args.frequent is not None:
     network = models[0].network
     models[0] = aot.shaped(Frequent(network, checked_int('frequent', args.frequent, 1, network.vocab_size)))

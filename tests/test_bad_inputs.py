@@ -33,6 +33,7 @@ from speccascade import (
   compile,
   convert,
   decode,
+  figure,
   methods,
   plan,
   Request,
@@ -715,6 +716,7 @@ MAIN = {
   'compile': compile.main,
   'decode': decoding.main,
   'calibrate': calibrate.main,
+  'figure': figure.main,
   'speccascade': package.main,
 }
 COMMANDS = {
@@ -818,8 +820,6 @@ COMMANDS = {
     (['--models', '{tmp}/file', '{tmp}/file'], ('{tmp}/file', 'JSON')),
     (['--models=a', f'--max_new_tokens={2**63}'], ('--max_new_tokens', str(2**63))),
     (['--models=a', '--text={tmp}'], '{tmp} is a folder'),
-    (['--models=t5_small_xl', '--mask_token=99999'], ('mask_token=99999', '32127')),
-    (['--models=a', '--head=b', '--mask_token=3'], ('--mask_token', '--head')),
     (['--models', '{tmp}/none', '--head={tmp}/thesis'], ('{tmp}/none', 'config.json')),
     (['--models', 'a@mtp', 'b'], ('@mtp', '--head')),
     (['--models=t5_small_xl', '--frequent=99999'], ('frequent=99999', '32128')),
@@ -883,6 +883,14 @@ COMMANDS = {
         (['abfs://b/run', '--at_most=1'], ('abfs://b/run', 'pip install')),
       ]
     ),
+  ],
+  'figure': [
+    ([], ('RUN', '--out')),
+    (['{tmp}/none', '--out={tmp}/fig.gif'], ('fig.gif', 'pdf, svg, png')),
+    (['{tmp}/none', '--out={tmp}/fig.pdf'], ('{tmp}/none', 'speccascade.run')),
+    (['{tmp}/none', '--out={tmp}/fig.pdf', '--width=33'], ('--width=33', '20 inches')),
+    (['{tmp}/none', '--out={tmp}/file/fig.pdf'], ('{tmp}/file/fig.pdf', 'choose another')),
+    (['abfs://b/run', '--out={tmp}/fig.pdf'], ('abfs://b/run', 'pip install')),
   ],
   'speccascade': [(['run'], 'run')],
 }

@@ -54,7 +54,6 @@ def _parser() -> commands.Parser:
   sampler.add_argument(
     '--runs', type=commands.count, default=20_000, help='of a case that cannot be enumerated (20000)'
   )
-  sampler.add_argument('--rows', type=commands.count, default=1, help='of its batch (1: no batch)')
   sampler.add_argument(
     '--samples',
     type=Path,
@@ -72,7 +71,7 @@ def _run(args: argparse.Namespace) -> int:
     report = samples.check_file(args.samples)
   elif args.sampler is not None:
     function = names.find(args.sampler, 'sampler', {}).made()
-    report = judge.check_sampler(function, rng=args.rng, drafts=args.drafts, rows=args.rows, runs=args.runs)
+    report = judge.check_sampler(function, rng=args.rng, drafts=args.drafts, runs=args.runs)
   else:
     report = enumeration.check(_value(args.what), args.alpha, progress=True)
   print(report)

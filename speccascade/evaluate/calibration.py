@@ -159,7 +159,7 @@ def candidates(
   curves = curves or [name for name, curve in of_run.items() if curve.parameter is not None]
   for name in curves or [None]:
     if name not in of_run:
-      raise RunError(f'curve={name}: choose curves of the run with --curve: {", ".join(of_run) or "there are none"}.')
+      raise RunError(f'curves={name}: choose curves of the run with --curves: {", ".join(of_run) or "there are none"}.')
 
   def scores(point: Point) -> np.ndarray:
     some = [x for x in lines if (x['temperature'], x['curve'], str(x['value'])) == (temperature, *point.name)]
@@ -171,7 +171,7 @@ def candidates(
     reference = experiment.reference_of(point)
     time = times.get((temperature, batch, *point.name))  # none in a run that times nothing
     if reference is None or not time or not time['ratio']:
-      raise RunError(f'{point.label} has no {"time" if reference else "reference"} in the run; choose with --curve.')
+      raise RunError(f'{point.label} has no {"time" if reference else "reference"} in the run; choose with --curves.')
     return SettingLosses(point, 1 / time['ratio'], scores(reference) - scores(point))
 
   return {name: [candidate(point) for point in of_run[name].points()] for name in curves}

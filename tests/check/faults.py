@@ -2,8 +2,8 @@
 
 python -m speccascade.check --sampler faults:residual_p     # in this folder
 
-and so for each, with the options of its entry in `FAULTS`: `--drafts` for one that draws its draft itself, `--rows 2`
-for one of a batch.
+and so for each; one that draws its draft itself, by its entry in `FAULTS`, takes `--drafts`, and one of a batch is
+checked in Python, by `check_sampler(…, rows=2)`.
 """
 
 import functools

@@ -273,7 +273,7 @@ def test_times_of_curves_that_are_not_compared_are_not_needed():
   assert len(report(made, records=some, curves=['plain'])['settings']) == 2
   untimed = [r | {'latency': None, 'batch': made.quality_batch} for r in records]  # as a run has them
   for without in (some, untimed):
-    with pytest.raises(RunError, match=having('opt alpha=0.0', 'no time', '--curve')):
+    with pytest.raises(RunError, match=having('opt alpha=0.0', 'no time', '--curves')):
       report(made, records=without)
 
 
@@ -282,8 +282,8 @@ BAD = {
   'a metric of longer scores': (dict(loss='length'), ('loss=length', '4')),
   'words': (dict(loss='words'), ('loss=words', '4')),
   'a metric of all texts': (dict(loss='bleu'), ('loss=bleu', 'finite samples', 'chrf')),
-  'no such curve': (dict(curves=['diff']), ('curve=diff', 'opt, plain')),
-  'the reference': (dict(curves=['target only']), ('curve=target only', 'opt, plain')),
+  'no such curve': (dict(curves=['diff']), ('curves=diff', 'opt, plain')),
+  'the reference': (dict(curves=['target only']), ('curves=target only', 'opt, plain')),
   'a loss of more than all': (dict(at_most=100), ('at_most=100', '-100')),
   'certainty': (dict(confidence=1.0), 'confidence=1'),
   'a seed under 0': (dict(seed=-1), 'seed=-1'),

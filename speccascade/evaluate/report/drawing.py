@@ -1,9 +1,11 @@
-"""Draws charts with matplotlib, as SVG; bytes depend on the chart alone."""
+"""Draws charts with matplotlib, for the page and for papers; bytes depend on the chart alone."""
 
 from collections.abc import Sequence
 import dataclasses
 import io
+import math
 from pathlib import Path
+import textwrap
 from typing import Any
 
 from speccascade.evaluate.report.charts import Chart, Panel, Series
@@ -17,6 +19,20 @@ MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '<', '>', 'p', '*', '*')
 DASHED = dict(linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
 SIZE = (5.6, 4.0)  # of a panel in inches; the page shows one at about 500 pixels
 STYLE = Path(__file__).parent / 'report.mplstyle'
+FORMATS = {'pdf': {'CreationDate': None}, 'svg': {'Date': None, 'Creator': None}, 'png': {'Software': None}}
+PAPER = {  # instead of what the style has
+  'font.size': 7.5,
+  'axes.titlesize': 7.5,
+  'legend.fontsize': 7,
+  'lines.linewidth': 1.0,
+  'axes.linewidth': 0.6,
+  'grid.linewidth': 0.5,
+  'lines.markersize': 4,
+  'lines.markeredgewidth': 0.5,
+  'savefig.dpi': 600,
+  'pdf.fonttype': 42,  # fonts that publishers take
+}
+NARROWEST = 2.4  # inches of a panel in a paper; narrower ones are below each other
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,23 +55,51 @@ def draw(chart: Chart) -> Drawing:
     for axes, panel in zip(figure.subplots(1, len(chart.panels), squeeze=False)[0], chart.panels, strict=True):
       handles |= _draw_panel(axes, panel)
     figure.legend(handles.values(), handles.keys(), loc='upper left', bbox_to_anchor=(1, 1))
-    figure.savefig(content, format='svg', metadata={'Date': None, 'Creator': None}, bbox_inches='tight')
+    figure.savefig(content, format='svg', metadata=FORMATS['svg'], bbox_inches='tight')
   return Drawing(chart, content.getvalue())
+
+
+def for_paper(chart: Chart, width: float, format: str) -> bytes:
+  """Draw a chart for a paper, whose caption is its title: `width` inches wide, in small letters, its names below."""
+  from matplotlib import style
+  from matplotlib.figure import Figure
+
+  content = io.BytesIO()
+  columns = max(1, min(len(chart.panels), int(width / NARROWEST)))
+  rows = math.ceil(len(chart.panels) / columns)
+  names = [series.label or series.curve for panel in chart.panels for series in panel.series]
+  beside = max(1, int(width / (0.4 + 0.05 * max(map(len, names)))))  # names in a line
+  height = rows * 0.72 * width / columns + 0.13 * math.ceil(len(set(names)) / beside)
+  with style.context([STYLE, PAPER]):
+    figure = Figure(figsize=(width, height), layout='constrained')
+    handles: dict[str, Any] = {}
+    for i, panel in enumerate(chart.panels):
+      letters = int(width / columns / 0.06)  # as many as an axis is long
+      title = panel.title if len(chart.panels) > 1 else ''
+      titles = dict(title=textwrap.fill(title, letters), x=textwrap.fill(panel.x, letters))
+      handles |= _draw_panel(figure.add_subplot(rows, columns, i + 1), dataclasses.replace(panel, **titles))
+    about = dict(loc='outside lower center', ncols=beside, handlelength=1.5, columnspacing=1, handletextpad=0.4)
+    figure.legend(handles.values(), handles.keys(), **about)
+    figure.savefig(content, format=format, metadata=FORMATS[format])
+  return content.getvalue()
 
 
 def _draw_panel(axes: Any, panel: Panel) -> dict[str, Any]:
   """Draw a panel; return the line of each series by its name in the legend."""
+  from matplotlib import rcParams
+
+  size = rcParams['font.size']
   handles = {series.label or series.curve: _draw_series(axes, series, panel) for series in panel.series}
   if panel.line_at is not None:
     axes.axhline(panel.line_at, color=INK, **DASHED)
   if panel.note:
-    axes.text(0.01, 0.02, panel.note, transform=axes.transAxes, color=QUIET, fontsize=9)
+    axes.text(0.01, 0.02, panel.note, transform=axes.transAxes, color=QUIET, fontsize=0.9 * size)
   if panel.integer_x:
     axes.xaxis.get_major_locator().set_params(integer=True)
   if panel.x_names:
     room = 60 / len(panel.x_names)  # letters, of which so many are as wide as the axis
     upright = max(map(len, panel.x_names)) > room
-    how = dict(rotation=90, fontsize=min(10, 5 * room)) if upright else {}
+    how = dict(rotation=90, fontsize=min(size, 5 * room)) if upright else {}
     axes.set_xticks(range(len(panel.x_names)), panel.x_names, **how)
     axes.set_xlim(-0.5, len(panel.x_names) - 0.5)
   if panel.y_limits:
@@ -66,6 +110,8 @@ def _draw_panel(axes: Any, panel: Panel) -> dict[str, Any]:
 
 def _draw_series(axes: Any, series: Series, panel: Panel) -> Any:
   """Draw the marks of a curve; return their line."""
+  from matplotlib import rcParams
+
   xs = [m.x for m in series.marks]
   ys = [m.y for m in series.marks]
   colour = LOOKS[series.look]
@@ -76,7 +122,7 @@ def _draw_series(axes: Any, series: Series, panel: Panel) -> Any:
   xerr = _lengths(xs, [m.x_interval for m in series.marks])
   yerr = _lengths(ys, [m.y_interval for m in series.marks])
   axes.errorbar(xs, ys, xerr=xerr, yerr=yerr, fmt='none', ecolor=colour, elinewidth=0.8, alpha=0.35, zorder=2)
-  size = 13 if marker == '*' else None
+  size = 13 / 6 * rcParams['lines.markersize'] if marker == '*' else None
   style = '-' if panel.lines else 'none'
   (line,) = axes.plot(xs, ys, ls=style, color=colour, marker=marker, markersize=size, zorder=3)
   return line

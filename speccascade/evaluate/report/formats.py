@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 import csv
 import io
-import json
 from pathlib import Path
 import re
 from typing import Any
@@ -127,9 +126,7 @@ def closing(folders: Sequence[Path], *, next_steps: bool) -> str:
   for folder in folders:
     saved, report = folder / 'results.json', folder / 'report.html'
     if saved.exists():
-      results = json.loads(saved.read_text(encoding='utf-8'))
-      results['points'] = list(map(pts.PointResult.from_json, results['points']))
-      parts.append(terminal(results))
+      parts.append(terminal(pts.read(saved.read_text(encoding='utf-8'))))
     parts += [f'Report: {report}'] if report.exists() else []
   where = ', '.join(map(str, folders))
   parts.append(f'Data: results.json, summary.md and tables.md (every column), summary.csv, examples.jsonl in {where}')

@@ -117,6 +117,12 @@ class PointResult:
 # ---- groups of points ----
 
 
+def read(text: str) -> dict[str, Any]:
+  """Return the results in the text of `results.json`."""
+  results = json.loads(text)
+  return results | {'points': list(map(PointResult.from_json, results['points']))}
+
+
 def groups(results: dict) -> list[tuple[str, list[PointResult]]]:
   """Return the title and the points of each temperature and batch size."""
   batches = {p.batch for p in results['points']}
