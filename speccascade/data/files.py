@@ -4,7 +4,7 @@ Decoding refuses a prompt longer than `max_prompt_tokens`. With the models' `tok
 truncated instead, and the template around it stays.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 import gzip
 import io
@@ -28,10 +28,8 @@ def parallel_text(
   target: str | Sequence[str],
   *,
   count: int | None = None,
-  start: int = 0,
   seed: int | None = None,
   prefix: str = '',
-  suffix: str = '',
   chat: bool | str = False,
   max_prompt_tokens: int = 80,
   max_new_tokens: int = 80,
@@ -45,10 +43,8 @@ def parallel_text(
     source: File with one source text a line.
     target: File of references with as many lines, or several such files.
     count: Number of examples; None for all.
-    start: Number of lines to skip.
     seed: Of a random subset of `count` lines; None takes the first ones.
     prefix: Text before each line in the prompt.
-    suffix: Text after each line in the prompt.
     chat: Whether the prompt is a user's message for the models' chat template; a text is the system's message.
     max_prompt_tokens: The longest prompt.
     max_new_tokens: Tokens to generate at most.
@@ -74,9 +70,9 @@ def parallel_text(
     (f'{source}, line {i}', {'source': line, 'target': references[0] if len(references) == 1 else references})
     for i, (line, *references) in enumerate(zip(*columns, strict=True), 1)
   ]
-  template = prompts.Template(prompt_field='source', prefix=prefix, suffix=suffix, chat=chat)
+  template = prompts.Template(prompt_field='source', prefix=prefix, chat=chat)
   fit = prompts.Fitter(tokenizer, max_prompt_tokens)
-  chosen = _selected(source, len(records), start, count, seed)
+  chosen = _selected(source, range(len(records)), count, seed)
   examples = [template.example(i, records[i][1], records[i][0], fit) for i in chosen]
   return _task(source, name, records, examples, (max_prompt_tokens, max_new_tokens), metrics)
 
@@ -89,12 +85,9 @@ def jsonl(
   info_fields: Sequence[str] = (),
   domain: str | None = None,
   prefix: str = '',
-  suffix: str = '',
   shots: int = 0,
-  shots_path: str | None = None,
   chat: bool | str = False,
   count: int | None = None,
-  start: int = 0,
   seed: int | None = None,
   max_prompt_tokens: int = 512,
   max_new_tokens: int = 256,
@@ -112,12 +105,9 @@ def jsonl(
     info_fields: Fields that metrics need.
     domain: Field whose values divide the examples in reports.
     prefix: Text at the beginning of the prompt.
-    suffix: Text at the end of the prompt.
-    shots: Number of worked examples before the question, of which none is the question itself.
-    shots_path: The file of the worked examples; by default the first objects of `path`.
+    shots: Number of worked examples before the question, the first objects of `path` but for the question itself.
     chat: Whether the prompt is a user's message for the models' chat template; a text is the system's message.
     count: Number of examples; None for all.
-    start: Number of objects to skip.
     seed: Of a random subset of `count` objects; None takes the first ones.
     max_prompt_tokens: The longest prompt.
     max_new_tokens: Tokens to generate at most.
@@ -134,13 +124,11 @@ def jsonl(
     ValueError: if the file cannot be read, a field is missing, or the settings select no example.
   """
   fields = dict(prompt_field=prompt_field, target_field=target_field, info_fields=info_fields)
-  template = prompts.Template(**fields, prefix=prefix, suffix=suffix, chat=chat)
+  template = prompts.Template(**fields, prefix=prefix, chat=chat)
   records = _records(path)
-  worked = [
-    template.worked(record, where) for where, record in (_records(shots_path) if shots_path else records)[:shots]
-  ]
+  worked = [template.worked(record, where) for where, record in records[:shots]]
   fit = prompts.Fitter(tokenizer, max_prompt_tokens)
-  chosen = _selected(path, len(records), start, count, seed)
+  chosen = _selected(path, range(len(records)), count, seed)
   examples = [template.example(i, records[i][1], records[i][0], fit, worked) for i in chosen]
   examples = _in_domains(examples, domain, records)
   return _task(path, name, records, examples, (max_prompt_tokens, max_new_tokens), metrics, stop)
@@ -189,9 +177,10 @@ def conversations(
     raise ValueError(f'turns={turns}: give at least 1, and chat=True for more than 1.')
   records = _records(path)
   openings = [_opening(record, where, turns) for where, record in records]
-  chosen = _selected(path, len(records), 0, count, seed, lambda i: openings[i] is not None)
-  if not chosen:
+  usable = [i for i, opening in enumerate(openings) if opening is not None]
+  if not usable:
     raise ValueError(f'{path}: no conversation has {turns} turns of a user; give fewer turns, or another file.')
+  chosen = _selected(path, usable, count, seed)
   fit = prompts.Fitter(tokenizer, max_prompt_tokens)
   system = [{'role': 'system', 'content': chat}] if isinstance(chat, str) else []
 
@@ -259,18 +248,11 @@ def _task(
   return Task(name, examples, *limits, judged, prompts.truncation(stop), stop)
 
 
-def _selected(
-  path: str,
-  total: int,
-  start: int,
-  count: int | None,
-  seed: int | None,
-  usable: Callable[[int], bool] = lambda i: True,
-) -> list[int]:
+def _selected(path: str, usable: Sequence[int], count: int | None, seed: int | None) -> list[int]:
   """Return the indices of the examples that the settings select, of those that are usable."""
-  if not 0 <= start < total:
-    raise ValueError(f'start={start}: {path} has {total} examples; start must lie in 0 … {total - 1}.')
-  return [i for _, i in prompts.select(filter(usable, range(start, total)), 0, count, seed)]
+  if not usable:
+    raise ValueError(f'{path} has no examples.')
+  return [i for _, i in prompts.select(usable, count, seed)]
 
 
 def texts(path: str, prompt_field: str | None = None, count: int | None = None) -> list[Prompt]:

@@ -1,6 +1,6 @@
 r"""Prompts and references made of records, truncated to a number of tokens.
 
-A prompt is the prefix, a header, worked examples, the question and the suffix. If it is too long, worked examples are
+A prompt is the prefix, a header, worked examples and the question. If it is too long, worked examples are
 dropped from the last on, then the text of the question is truncated.
 """
 
@@ -82,7 +82,6 @@ class Template:
     info_fields: Fields that metrics need.
     header: An instruction before the worked examples, a text or a template.
     prefix: Text at the beginning of the prompt.
-    suffix: Text at the end of the prompt.
     chat: Whether the prompt is a user's message, for the models' chat template; a text is the system's message.
   """
 
@@ -93,7 +92,6 @@ class Template:
   info_fields: Sequence[str] = ()
   header: str = ''
   prefix: str = ''
-  suffix: str = ''
   chat: bool | str = False
 
   def example(
@@ -117,10 +115,8 @@ class Template:
     """Return the prompt of a record: a text, chat messages or token ids."""
     ready = field(record, self.prompt_field, where) if '{' not in self.prompt_field else None
     if is_tokens_or_chat(ready):
-      if worked or any((self.header, self.prefix, self.suffix, self.chat)):
-        raise ValueError(
-          f'{where}: {self.prompt_field} is a list; prefix, suffix, shots and chat need a text: leave them out.'
-        )
+      if worked or any((self.header, self.prefix, self.chat)):
+        raise ValueError(f'{where}: {self.prompt_field} is a list; prefix, shots and chat need a text: leave them out.')
       chat.check_characters(ready, f'{where}: the field {self.prompt_field!r}')
       return ready
     render, text = self._question(record, where)
@@ -131,7 +127,7 @@ class Template:
     system = [{'role': 'system', 'content': self.chat}] if isinstance(self.chat, str) else []
 
     def build(count: int, text: str) -> Prompt:
-      text = opening + ''.join(others[:count]) + render(text) + self.suffix
+      text = opening + ''.join(others[:count]) + render(text)
       return [*system, {'role': 'user', 'content': text}] if self.chat else text
 
     count = len(others)
@@ -208,27 +204,24 @@ def _filled(template: str, record: Record, where: str) -> str:
   return template.format_map(values) if '{' in template else str(values[template])
 
 
-def select(
-  items: Iterable[Any], start: int = 0, count: int | None = None, seed: int | None = None
-) -> list[tuple[int, Any]]:
-  """Return `count` items from `start` on, each with its index.
+def select(items: Iterable[Any], count: int | None = None, seed: int | None = None) -> list[tuple[int, Any]]:
+  """Return `count` items, each with its index.
 
   Args:
     items: The items, read no further than needed.
-    start: Number of items to skip.
     count: Number of items; None for all.
     seed: None takes the first items; a number takes a random subset in the order of the items. A smaller subset of one
       seed is a part of a larger one.
 
   Raises:
-    ValueError: if `start` or `count` is out of range.
+    ValueError: if `count` is out of range.
   """
-  if start < 0 or (count is not None and count < 1):
-    raise ValueError(f'start={start}, count={count}: start must be at least 0, count at least 1 or None.')
+  if count is not None and count < 1:
+    raise ValueError(f'count={count} must be at least 1, or None for all.')
   numbered = enumerate(items)
   if count is None or seed is None:
-    return list(itertools.islice(numbered, start, None if count is None else start + count))
-  rest = list(itertools.islice(numbered, start, None))
+    return list(itertools.islice(numbered, count))
+  rest = list(numbered)
   chosen = np.random.default_rng(seed).permutation(len(rest))[:count]
   return [rest[i] for i in sorted(chosen)]
 

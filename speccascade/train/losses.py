@@ -71,7 +71,6 @@ class Distillation:
   Attributes:
     distance: 'forward_kl', 'reverse_kl', 'tv' or 'log_acceptance'.
     weight: Of the distance, in 0 … 1.
-    temperature: Of both distributions.
     rule: The rule whose acceptance rate is logged and which the distance 'log_acceptance' trains for, with its numbers
       bound, as in functools.partial(rules.opt, alpha=0.1), or its text, as 'opt:0.1'; of its two models the student
       is the drafter.
@@ -80,15 +79,14 @@ class Distillation:
 
   distance: str = 'forward_kl'
   weight: float = 1.0
-  temperature: float = 1.0
   rule: Rule | str = rules.speculative
   companion: float = 0.0
 
   def __post_init__(self):
     if self.distance not in DISTANCES:
       raise ValueError(f'distance={self.distance!r}: choose from {", ".join(DISTANCES)}')
-    if not 0 <= self.weight <= 1 or self.temperature <= 0:
-      raise ValueError(f'weight={self.weight} must lie in 0…1 and temperature={self.temperature} above 0')
+    if not 0 <= self.weight <= 1:
+      raise ValueError(f'weight={self.weight} must lie in 0…1')
     if not self.companion >= 0:
       raise ValueError(f'companion={self.companion} must be a weight of at least 0')
     if isinstance(self.rule, str):
@@ -152,14 +150,14 @@ def _distilled(d: Distillation, logits: Array, *others: Array) -> dict[str, Arra
   """Return [B, L] what is logged of the student's logits next to the teacher's and, where given, the companion's."""
   vocab = min(x.shape[-1] for x in (logits, *others))  # logits beyond the shared vocabulary are padding
   logits, teacher, *companion = (x[..., :vocab] for x in (logits, *others))
-  p = jax.nn.log_softmax(teacher / d.temperature)
-  log_q = jax.nn.log_softmax(logits / d.temperature)
+  p = jax.nn.log_softmax(teacher)
+  log_q = jax.nn.log_softmax(logits)
   q = jnp.exp(log_q)
-  rate = accepted(q, rules.target(d.rule, (logits, teacher), Sampler(d.temperature)).probs)
+  rate = accepted(q, rules.target(d.rule, (logits, teacher), Sampler()).probs)
   parts = {
     d.distance: -jnp.log(rate) if d.distance == 'log_acceptance' else DISTANCES[d.distance](p, log_q),
     'acceptance': rate,
   }
-  for c in (jax.nn.softmax(x / d.temperature) for x in companion):
+  for c in (jax.nn.softmax(x) for x in companion):
     parts |= {'predicted': accepted(q, c), 'companion_gap': companion_gap(q, c, jnp.exp(p))}
   return parts

@@ -47,9 +47,10 @@ def test_lines_pair_up_plain_or_gzipped_with_any_line_end(pair):
 
 
 def test_selected_lines_keep_their_index(pair):
-  task = files.parallel_text(*pair, start=1, count=1, prefix='to German: ', suffix=' =>')
-  assert task.examples == [Example(1, 'to German: Two children play. =>', GERMAN[1])]
-  assert len(files.parallel_text(*pair, start=1, count=99).examples) == 2
+  chosen = [files.parallel_text(*pair, count=1, seed=seed, prefix='to German: ').examples for seed in range(9)]
+  assert {e.index for (e,) in chosen} == {0, 1, 2}
+  assert all(e == Example(e.index, f'to German: {ENGLISH[e.index]}', GERMAN[e.index]) for (e,) in chosen)
+  assert len(files.parallel_text(*pair, count=99).examples) == 3
 
 
 def test_several_reference_files_are_several_references(pair):
@@ -77,10 +78,12 @@ def test_damaged_files_are_named_with_the_line(tmp_path, pair):
     files.parallel_text(pair[0], str(tmp_path / 'nowhere'))
 
 
-def test_a_selection_without_examples_is_an_error(pair):
-  for wrong, match in ((dict(start=3), '0 … 2'), (dict(start=-1), '0 … 2'), (dict(count=0), 'count=0')):
-    with pytest.raises(ValueError, match=match):
-      files.parallel_text(*pair, **wrong)
+def test_a_selection_without_examples_is_an_error(pair, tmp_path):
+  with pytest.raises(ValueError, match='count=0'):
+    files.parallel_text(*pair, count=0)
+  (tmp_path / 'none.json').write_text('[]')
+  with pytest.raises(ValueError, match='none.json has no examples'):
+    files.jsonl(str(tmp_path / 'none.json'))
 
 
 def test_json_lines_fill_a_template(problems):
@@ -138,15 +141,15 @@ def test_a_long_prompt_is_cut_in_its_text_and_nowhere_else(problems, pair, byt5)
 
 
 def test_worked_examples_come_before_the_question(problems, tmp_path, byt5):
-  settings = dict(prompt_field='{question}', target_field='answer', prefix='> ', suffix=' <')
+  settings = dict(prompt_field='{question} <', target_field='answer', prefix='> ')
   two = files.jsonl(problems, shots=1, **settings).examples
   assert [e.prompt for e in two] == [
     '> How much is 2 + 2? <',
-    '> How much is 2 + 2? #### 4\n\nHow much is 3 {plus} 3? <',
+    '> How much is 2 + 2? < #### 4\n\nHow much is 3 {plus} 3? <',
   ]
-  (tmp_path / 'shots.json').write_text(json.dumps([{'question': 'Q?\n', 'answer': ['A', 'B']}] * 3))
-  first = files.jsonl(problems, shots=2, shots_path=str(tmp_path / 'shots.json'), count=1, **settings).examples[0]
-  assert first.prompt == '> Q?\nA\n\nQ?\nA\n\nHow much is 2 + 2? <'
+  (tmp_path / 'shots.json').write_text(json.dumps([{'question': f'Q{i}?\n', 'answer': ['A', 'B']} for i in range(3)]))
+  asked = files.jsonl(str(tmp_path / 'shots.json'), shots=2, prompt_field='question', target_field='answer').examples
+  assert asked[2].prompt == 'Q0?\nA\n\nQ1?\nA\n\nQ2?\n'
   fitted = files.jsonl(problems, shots=1, tokenizer=byt5, max_prompt_tokens=40, **settings).examples[1]
   assert fitted.prompt == '> How much is 3 {plus} 3? <'
 

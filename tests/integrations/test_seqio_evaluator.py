@@ -160,8 +160,8 @@ def test_t5xs_macros_make_an_experiment(task, byt5, tmp_path, monkeypatch):
 
 def test_a_mixture_is_read_task_by_task(mixture):
   lengths = dict(max_prompt_tokens=20, max_new_tokens=NEW, metrics=['exact_match'])
-  read = tasks.seqio_task('echoes', start=3, **lengths)
-  assert [(e.index, e.prompt) for e in read.examples] == [*enumerate([*PROMPTS[3:], 'b'], 3)]
+  read = tasks.seqio_task('echoes', **lengths)
+  assert [(e.index, e.prompt) for e in read.examples] == [*enumerate([*PROMPTS, 'b'])]
   assert [e.prompt for e in tasks.seqio_task('echoes', count=2, **lengths).examples] == PROMPTS[:2]
   lengths = dict(inputs=9, targets=9)
   by_tokens = tasks.t5x_task('echoes', task_feature_lengths=lengths, metrics=['exact_match'], split='validation')

@@ -118,15 +118,15 @@ def test_the_loss_of_a_batch_is_for_the_rule_and_has_the_gap_by_its_weight():
   student, teacher, companion = (Model(init(jax.random.key(i)), T5_NET) for i in range(3))
   batch = collate([([3, 4, 1], [5, 1]), ([5, 1], [7, 8, 9, 1])], (8,))
   rule = functools.partial(rules.token_v3, alpha=0.7)
-  d = Distillation('log_acceptance', temperature=TEMPERATURE, rule=rule, companion=0.5)
+  d = Distillation('log_acceptance', rule=rule, companion=0.5)
   call = jax.jit(lambda *models: losses.loss(T5_NET, student.params, batch, models[0], d, models[1]))
   value, parts = call(teacher, companion)
   forced = jax.jit(lambda params: losses.logits_of(T5_NET, params, batch))
   logits = [forced(m.params) for m in (student, teacher, companion)]
   real = np.arange(8)[None] < batch.target_length[:, None]
   mean = lambda x: np.asarray(x)[real].mean()
-  expected = rate(rule, *logits[:2], TEMPERATURE)
-  q, p, c = (jax.nn.softmax(x / TEMPERATURE) for x in logits)
+  expected = rate(rule, *logits[:2])
+  q, p, c = (jax.nn.softmax(x) for x in logits)
   gap = mean(losses.companion_gap(q, c, p))
   got = {name: float(parts[name]) for name in ('acceptance', 'log_acceptance', 'companion_gap', 'predicted')}
   means = [mean(expected), mean(-np.log(expected)), gap, mean(losses.accepted(q, c))]

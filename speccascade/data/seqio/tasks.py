@@ -27,16 +27,13 @@ def seqio_task(
   *,
   split: str | None = None,
   count: int | None = None,
-  start: int = 0,
   seed: int | None = None,
   language: str | None = None,
   tokenizer: str | None = None,
   data_dir: str | None = None,
   prompt_field: str | None = None,
   prefix: str | None = None,
-  suffix: str | None = None,
   shots: int | None = None,
-  shots_split: str | None = None,
   chat: bool | str | None = None,
   stop: Sequence[str] | None = None,
   max_prompt_tokens: int | None = None,
@@ -51,7 +48,6 @@ def seqio_task(
     name: A benchmark of `BENCHMARKS`, or a name in seqio's registry.
     split: The split to read; of a registered task 'validation' by default.
     count: Number of examples; None for all.
-    start: Number of examples to skip.
     seed: Of a random subset of `count` examples; None takes the first ones.
     language: The programming language (humanevalpack only).
     tokenizer: Path of the models' tokenizer, to truncate long prompts (benchmarks only).
@@ -59,9 +55,7 @@ def seqio_task(
     prompt_field: The question, as 'Article: {article}\nSummary:': a field of the data set, or a template of fields. The
       fields of a registered task are inputs and targets.
     prefix: Text at the beginning of the prompt.
-    suffix: Text at the end of the prompt.
-    shots: Number of worked examples.
-    shots_split: The split of the worked examples.
+    shots: Number of worked examples (benchmarks only).
     chat: Whether the prompt is a user's message for the models' chat template; a text is the system's message.
     stop: Strings that end decoding; what follows them is neither decoded nor judged. Those of programs end a bare
       completion: give [] for a chat.
@@ -76,8 +70,7 @@ def seqio_task(
     FileNotFoundError: if the data set is not prepared; it names the command.
     ValueError: if there is no such task or split, or a setting is wrong or missing.
   """
-  changes = dict(prompt_field=prompt_field, prefix=prefix, suffix=suffix, shots=shots, shots_split=shots_split)
-  changes |= dict(chat=chat, stop=stop, metrics=metrics)
+  changes = dict(prompt_field=prompt_field, prefix=prefix, shots=shots, chat=chat, stop=stop, metrics=metrics)
   changes |= dict(max_prompt_tokens=max_prompt_tokens, max_new_tokens=max_new_tokens)
   if name in BENCHMARKS:
     benchmark = _changed(_in_language(name, language), **changes)
@@ -90,7 +83,7 @@ def seqio_task(
     split = split or 'validation'
   judged = named(benchmark.metrics)
   fit = prompts.Fitter(tokenizer, benchmark.max_prompt_tokens)
-  made = list(examples(benchmark, read, fit, split, start, count, seed))
+  made = list(examples(benchmark, read, fit, split, count, seed))
   return _task(name, made, (benchmark.max_prompt_tokens, benchmark.max_new_tokens), judged, benchmark.stop)
 
 
@@ -147,7 +140,7 @@ def _changed(benchmark: Benchmark, **changes) -> Benchmark:
   changed = dataclasses.replace(benchmark, **{key: value for key, value in changes.items() if value is not None})
   if changed.shots < 0 or (changed.shots and changed.shots_split is None):
     raise ValueError(
-      f'shots={changed.shots}: {changed.dataset} has no split to take worked examples from; give shots_split.'
+      f'shots={changed.shots}: {changed.dataset} has no split to take worked examples from; give shots=0.'
     )
   return changed
 
@@ -178,7 +171,6 @@ def examples(
   read: Read,
   fit: prompts.Fitter,
   split: str,
-  start: int = 0,
   count: int | None = None,
   seed: int | None = None,
 ) -> Iterator[Example]:
@@ -190,7 +182,7 @@ def examples(
       some = worked.setdefault(record.get(benchmark.group), [])
       if len(some) < benchmark.shots:
         some.append(benchmark.worked(record, f'{benchmark.dataset}, {benchmark.shots_split}'))
-  for index, record in prompts.select(read(split), start, count, seed):
+  for index, record in prompts.select(read(split), count, seed):
     where = f'{benchmark.dataset}, example {index} of {split}'
     yield benchmark.example(index, record, where, fit, worked.get(record.get(benchmark.group), ()))
 
@@ -276,6 +268,6 @@ def _task(
 ) -> Task:
   """Return a task, or raise unless there are examples that suit the metrics."""
   if not made:
-    raise ValueError(f'{name}: the split has no examples from start on.')
+    raise ValueError(f'{name}: the split has no examples.')
   check(metrics, made, lambda example: f'{name}, example {example.index}')
   return Task(name, made, *limits, metrics, prompts.truncation(stop), stop)
