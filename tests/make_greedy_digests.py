@@ -1,6 +1,6 @@
 """Write digests of what transformers' `generate` gives for trained checkpoints, so that tests can compare without it.
 
-python tests/make_greedy_digests.py [--count 200]
+PYTHONPATH=. python tests/make_greedy_digests.py [--count 200]
 
 Only digests of token ids are written, never texts.
 Needs the extra `parity`.
@@ -13,8 +13,10 @@ from pathlib import Path
 
 import torch
 import trained
-from trained import NAMES, NEW, prompts
+from trained import NAMES, NEW
 import transformers
+
+from experiments.helpers.families import prompts
 
 
 def main():
@@ -32,7 +34,7 @@ def main():
     kind = transformers.AutoModelForSeq2SeqLM if seq2seq else transformers.AutoModelForCausalLM
     model = kind.from_pretrained(folder, dtype=torch.float32).eval()
     answers = []
-    for text in prompts(family, args.count):
+    for text in prompts(family, args.count, 'val'):
       row = tokenizer(text, add_special_tokens=False)['input_ids']
       row = row + [1] if seq2seq else [1, *row]
       out = model.generate(torch.tensor([row]), max_new_tokens=NEW, do_sample=False)[0].tolist()

@@ -1,9 +1,9 @@
-"""Run the notebooks and store them with their outputs, and with a badge that opens them in Colab.
+"""Run the notebooks and store them with their outputs; put badges that open them in Colab there and into README.
 
 python tests/store_notebooks.py [--repository OWNER/NAME] [NOTEBOOK …]
 
-The badge needs the GitHub repository that the notebooks are read from: by default that of the remote `origin`. Without
-one they are stored without a badge.
+A badge needs the GitHub repository that the notebooks are read from: by default that of the remote `origin`. Without
+one there are none, and Colab's first cell asks for the address.
 """
 
 import argparse
@@ -72,15 +72,26 @@ def opened_in_colab(notebook, path: Path, repository: str | None):
   """Put the badge under the title, and let Colab install the package from the same repository."""
   title = notebook.cells[0]
   lines = [line for line in title.source.splitlines() if not line.startswith(BADGE)]
-  address = 'https://colab.research.google.com/github'
-  name = path.resolve().relative_to(ROOT).as_posix()
-  badge = [f'{BADGE}({address}/{repository}/blob/main/{name})'] if repository else []
+  badge = [badge_of(path.resolve().relative_to(ROOT).as_posix(), repository)] if repository else []
   title.source = '\n'.join([lines[0], *badge, *lines[1:]])
   source = f'git+https://github.com/{repository}' if repository else '../..'
   for cell in notebook.cells:
     if cell.cell_type == 'code':
       cell.source = SOURCE.sub(f"SOURCE = '{source}'", cell.source)
   return notebook
+
+
+def badge_of(name: str, repository: str) -> str:
+  """Return a badge that opens a file of a repository in Colab."""
+  return f'{BADGE}(https://colab.research.google.com/github/{repository}/blob/main/{name})'
+
+
+def with_badges(page: str, repository: str | None) -> str:
+  """Return a page of the repository's root with a badge behind each link to a notebook, or with none."""
+  page = re.sub(rf' {re.escape(BADGE)}\([^)]*\)', '', page)
+  if repository is None:
+    return page
+  return re.sub(r'\]\((docs/colab/\w+\.ipynb)\)', lambda m: f'{m[0]} {badge_of(m[1], repository)}', page)
 
 
 def origin() -> str | None:
@@ -102,6 +113,8 @@ def main():
       execute(notebook, Path(folder))
     nbformat.write(clean(opened_in_colab(notebook, path, args.repository)), path)
     print(f'{path}: {path.stat().st_size / 1e3:.0f} kB')
+  readme = ROOT / 'README.md'
+  readme.write_text(with_badges(readme.read_text(), args.repository))
 
 
 if __name__ == '__main__':

@@ -1,5 +1,6 @@
 """The notebooks run from their first cell to their last, and what is stored with them is what they show."""
 
+import importlib.util
 from pathlib import Path
 import re
 
@@ -66,6 +67,20 @@ def test_a_notebook_runs_and_shows_what_is_stored(path, tmp_path):
 
 
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda p: p.stem)
+def test_the_first_cell_installs_a_clone_or_an_address_and_says_where_there_is_neither(path, tmp_path, monkeypatch):
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)  # as before an installation
+  cell = code(read(path))[0].source.replace('%pip install -q {SOURCE}', 'installed.append(SOURCE)')
+  monkeypatch.chdir(path.parent)
+  installed = []
+  exec(cell, {'installed': installed})
+  monkeypatch.chdir(tmp_path)
+  exec(script.SOURCE.sub("SOURCE = 'git+https://github.com/someone/fork'", cell), {'installed': installed})
+  assert installed == ['../..', 'git+https://github.com/someone/fork']
+  with pytest.raises(FileNotFoundError, match='set SOURCE to git'):
+    exec(cell, {'installed': installed})
+
+
+@pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda p: p.stem)
 def test_the_badge_opens_the_notebook_and_installs_from_where_it_lies(path):
   badged = script.opened_in_colab(read(path), path, 'someone/fork')
   again = script.opened_in_colab(badged, path, 'someone/fork')
@@ -74,5 +89,9 @@ def test_the_badge_opens_the_notebook_and_installs_from_where_it_lies(path):
   assert f'/github/someone/fork/blob/main/docs/colab/{path.name})' in lines[1]
   assert re.search(r"^SOURCE = 'git\+https://github.com/someone/fork'", code(again)[0].source, re.MULTILINE)
   assert script.digest(again) == script.digest(read(path))
+  readme = (ROOT / 'README.md').read_text()
+  linked = script.with_badges(script.with_badges(readme, 'someone/fork'), 'someone/fork')
+  assert len(re.findall(rf'/someone/fork/blob/main/docs/colab/{path.name}\)', linked)) == 1
+  assert script.with_badges(linked, None) == script.with_badges(readme, None)
   plain = script.opened_in_colab(again, path, None)
   assert script.BADGE not in plain.cells[0].source and "SOURCE = '../..'" in code(plain)[0].source

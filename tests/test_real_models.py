@@ -12,8 +12,9 @@ import pytest
 import reference
 import sacrebleu
 from tiers import long_but
-from trained import NAMES, NEW, prompts
+from trained import NAMES, NEW
 
+from experiments.helpers.families import prompts
 import speccascade
 from speccascade import acceptance, decode, methods, Request, rules, Sampler
 from speccascade.data import files
@@ -153,7 +154,7 @@ GREEDY = json.loads((pathlib.Path(__file__).parent / 'models' / 'golden' / 'gree
 def test_greedy_tokens_are_those_of_the_reference_implementation(families, name):
   # One digest for all prompts: tests/make_greedy_digests.py.
   model = speccascade.load(families / name, dtype='float32')
-  texts = prompts(name.partition('/')[0], GREEDY['count'])
+  texts = prompts(name.partition('/')[0], GREEDY['count'], 'val')
   out = decode(methods.autoregressive(), [model], texts, max_new_tokens=NEW, sampler=Sampler(0.0), batch_size=50)
   assert hashlib.sha256(json.dumps(out.tokens).encode()).hexdigest() == GREEDY['digests'][name]
 
@@ -170,7 +171,7 @@ LOSSLESS = {
 
 @pytest.fixture(scope='module')
 def alone(t5):
-  sentences = prompts('multi30k', 40)
+  sentences = prompts('multi30k', 40, 'val')
   out = decode(
     methods.autoregressive(), [t5['large']], sentences, max_new_tokens=64, sampler=Sampler(0.0), batch_size=8
   )

@@ -3,11 +3,11 @@
 import functools
 
 import jax.numpy as jnp
-import middle
 import numpy as np
 import pytest
 from tiers import long_but
 
+from experiments.three_models import middle
 from speccascade import methods, rules, theory
 from speccascade.decode import decode
 from speccascade.models import toy

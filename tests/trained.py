@@ -1,15 +1,11 @@
-"""The trained families and their prompts."""
+"""The trained families that tests decode with, and where they are."""
 
 import contextlib
-import json
 import os
 import pathlib
 import tempfile
 
-from speccascade.data import files
-
 NEW = 40
-PAIRS = {'multi30k': ('small', 'large'), 'gsm8k': ('draft', 'target'), 'sums': ('draft', 'target')}
 NAMES = [
   *(f'multi30k/{name}' for name in ('small', 'base', 'large')),
   *(f'gsm8k/{name}' for name in ('draft', 'companion', 'target')),
@@ -32,19 +28,3 @@ def folder() -> pathlib.Path | None:
       with contextlib.suppress(FileExistsError):
         (root / name / file.name.replace('test_first600', 'test')).symlink_to(file)
   return root
-
-
-def corpus(family: str, count: int | None = None, split: str = 'train') -> list[str]:
-  """Return texts of a family, `count` of each of its files."""
-  if family == 'multi30k':
-    return [line for side in ('en', 'de') for line in files.lines(f'family:{family}/{split}.{side}')[:count]]
-  rows = map(json.loads, files.lines(f'family:{family}/{split}.jsonl')[:count])
-  return [f'Question: {row["question"]}\nAnswer: {row["answer"]}' for row in rows]
-
-
-def prompts(family: str, count: int) -> list[str]:
-  """Return validation sentences for the translators, questions for the others."""
-  if family == 'multi30k':
-    return files.lines(f'family:{family}/val.en')[:count]
-  questions = files.lines(f'family:{family}/test.jsonl')[:count]
-  return [f'Question: {json.loads(x)["question"]}\nAnswer:' for x in questions]

@@ -1,6 +1,6 @@
 """Judge the speculative samplers of the installed packages, a line each.
 
-python audit.py [NAME ...]     # in this folder, with the packages of requirements.txt; those named, or all
+python -m experiments.audit.audit [NAME ...]     # with the packages of requirements.txt; those named, or all
 """
 
 from importlib import metadata
@@ -9,8 +9,8 @@ import time
 from typing import Any, NamedTuple
 
 import numpy as np
-import samplers
 
+from experiments.audit import samplers
 from speccascade.check.sampler import check_sampler
 from speccascade.check.sampler.cases import Case, cases
 

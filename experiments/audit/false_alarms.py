@@ -1,14 +1,14 @@
 """How often the test of samples refuses right samplers: 10 000 runs, each of up to 4 000 draws, looked at every 100.
 
-python false_alarms.py [RUNS]     # in this folder
+python -m experiments.audit.false_alarms [RUNS]
 """
 
 import itertools
 import sys
 
-from audit import LONG
 import numpy as np
 
+from experiments.audit.audit import LONG
 from speccascade.check.sampler.cases import Case, cases
 from speccascade.check.sampler.evidence import Bet, FALSE_ALARM
 

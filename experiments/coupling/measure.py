@@ -1,6 +1,6 @@
 """Texts of every method with Gumbel coupling, held against the lockstep of the same target.
 
-python experiments/coupling/measure.py [--sentences 1000] [--problems 500] [--dtype float32] [--batch_size 16]
+python -m experiments.coupling.measure [--sentences 1000] [--problems 500] [--dtype float32] [--batch_size 16]
     [--families multi30k sums] [--targets 'the verifier' OPT ...] [--methods 'γ = 5' cos ...]
     [--couplings gumbel maximal] [--repeats 3]    # how often each is decoded again, for tokens a second
     [--ties]    # of texts that differ the two largest log π + noise, over the whole vocabulary
@@ -8,15 +8,14 @@ python experiments/coupling/measure.py [--sentences 1000] [--problems 500] [--dt
 
 import argparse
 import functools
-import json
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade import decode, load, methods, Request, rules, Sampler, sampling, stopping
-from speccascade.data import files
+from experiments.helpers import families
+from speccascade import decode, methods, Request, rules, Sampler, sampling, stopping
 from speccascade.drafters import ngram
 
 OPT = functools.partial(rules.opt, alpha=0.1)
@@ -122,14 +121,11 @@ def main():
   parser.add_argument('--repeats', type=int, default=0)
   parser.add_argument('--ties', action='store_true')
   args = parser.parse_args()
-  problems = files.lines('family:sums/test.jsonl')[: args.problems]
-  families = {
-    'multi30k': (('small', 'large'), files.lines('family:multi30k/val.en')[: args.sentences], 48),
-    'sums': (('draft', 'target'), [f'Question: {json.loads(x)["question"]}\nAnswer:' for x in problems], 80),
-  }
+  limits = {'multi30k': (args.sentences, 48), 'sums': (args.problems, 80)}
   for family in args.families:
-    names, prompts, new_tokens = families[family]
-    models = [load(f'family:{family}/{name}', dtype=args.dtype) for name in names]
+    count, new_tokens = limits[family]
+    prompts = families.prompts(family, count, 'val')
+    models = families.pair(family, args.dtype)
     print(f'{family}: {len(prompts)} prompts of {np.mean([len(x) for x in prompts]):.0f} characters', flush=True)
     for coupling in args.couplings:
       measure(family, models, prompts, new_tokens, coupling, args)

@@ -1,6 +1,6 @@
 """Compile a round with each kind of drafter for a TPU that need not be there, and print its simulated cycles.
 
-python experiments/drafters/compiled_rounds.py [--pair t5_small_xl] [--batches 1,8] [--block 5]
+python -m experiments.drafters.compiled_rounds [--pair t5_small_xl] [--batches 1,8] [--block 5]
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Enumerate the acceptance Σ min(q̃, π) of drafters by depth, on given translations, towards four targets.
 
-python experiments/drafters/enumerate_acceptance.py DRAFTERS OUT.csv
+python -m experiments.drafters.enumerate_acceptance DRAFTERS OUT.csv
 
 DRAFTERS is the folder of `gin_configs/train/drafters.gin`; a drafter that is not
 there is left out. A draft is the text itself, so nothing is decoded and nothing is drawn.
@@ -13,10 +13,10 @@ import sys
 
 import jax
 import jax.numpy as jnp
-from measure import drafter_of, rule, TARGETS
 import numpy as np
 
-import speccascade
+from experiments.drafters.measure import drafter_of, rule, TARGETS
+from experiments.helpers import families
 from speccascade import rules, Sampler
 from speccascade.backends.ops import take
 from speccascade.data import files
@@ -53,8 +53,7 @@ def depth_of(network, width: int, count: int) -> np.ndarray:
 def main():
   """Write a line for each drafter, target, temperature and depth."""
   folder, out = map(Path, sys.argv[1:])
-  load = functools.partial(speccascade.load, dtype='float32')
-  small, large = (load(f'family:multi30k/{name}') for name in ('small', 'large'))
+  small, large = families.pair('multi30k')
   sides = (files.lines(f'family:multi30k/test_2016_flickr.{side}')[:COUNT] for side in ('en', 'de'))
   pairs = [[large.tokenizer.encode(text) for text in side] for side in sides]
   pairs = [(source[:40], target[:40]) for source, target in zip(*pairs)]

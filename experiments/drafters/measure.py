@@ -1,6 +1,6 @@
 """Measure drafters beside a pair: acceptance by position, tokens a round, calls, and texts that are the lockstep's.
 
-python experiments/drafters/measure.py DRAFTERS OUT.csv [--family multi30k] [--drafters eagle …]
+python -m experiments.drafters.measure DRAFTERS OUT.csv [--family multi30k] [--drafters eagle …]
 
 DRAFTERS is the folder of `gin_configs/train/drafters.gin`; a drafter that is not
 there is left out. Settings that OUT.csv has are not measured again. Every drafter is a third model beside the pair, and
@@ -8,23 +8,20 @@ one program serves all targets and temperatures: which target it is is a number,
 """
 
 import argparse
-import csv
 import functools
-import json
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.helpers import families, rows
 import speccascade
 from speccascade import decode, methods, rules, Sampler, stopping
-from speccascade.data import files
 from speccascade.drafters import layerskip, ngram
 from speccascade.evaluate import intervals
 
 BLOCK = 5
-PAIRS = {'multi30k': ('small', 'large'), 'sums': ('draft', 'target')}
 NEW = {'multi30k': 48, 'sums': 80}
 DRAFTERS = 'small', 'one_pass', 'eagle', 'p_eagle', 'medusa', 'layer_skip', 'lookup'
 SAMPLERS = {'T=0': Sampler(0.0), 'T=1': Sampler(1.0), 'coupled': Sampler(1.0, coupling='gumbel')}
@@ -68,14 +65,6 @@ def drafter_of(name: str, pair, folder: Path):
   return speccascade.load(path, dtype='float32', name=name) if path.is_dir() else None
 
 
-def prompts_of(family: str, count: int) -> list[str]:
-  """Return the prompts of a family."""
-  if family == 'multi30k':
-    return files.lines('family:multi30k/test_2016_flickr.en')[:count]
-  lines = files.lines('family:sums/test.jsonl')[:count]
-  return [f'Question: {json.loads(line)["question"]}\nAnswer:' for line in lines]
-
-
 def row_of(out, lockstep: list | None) -> dict:
   """Return what is measured of texts, also next to the lockstep's; the drafter is model 2, the verifier model 1."""
   s = out.stats
@@ -98,15 +87,14 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   for name in ('drafters_folder', 'out'):
     parser.add_argument(name, type=Path)
-  parser.add_argument('--family', choices=PAIRS, default='multi30k')
+  parser.add_argument('--family', choices=NEW, default='multi30k')
   parser.add_argument('--drafters', nargs='+', choices=DRAFTERS, default=DRAFTERS)
   parser.add_argument('--samplers', nargs='+', choices=SAMPLERS, default=[*SAMPLERS])
   parser.add_argument('--targets', nargs='+', choices=TARGETS, default=[*TARGETS])
   parser.add_argument('--count', type=int, default=200)
   args = parser.parse_args()
-  names = PAIRS[args.family]
-  pair = [speccascade.load(f'family:{args.family}/{name}', dtype='float32') for name in names]
-  write = functools.partial(decode, prompts=prompts_of(args.family, args.count), batch_size=50)
+  pair = families.pair(args.family)
+  write = functools.partial(decode, prompts=families.prompts(args.family, args.count), batch_size=50)
   write = functools.partial(write, max_new_tokens=NEW[args.family])
 
   @functools.cache
@@ -118,31 +106,19 @@ def main():
     for sampler in args.samplers if drafter else ():
       for target in args.targets:
         key = dict(family=args.family, drafter=name, target=target, sampler=sampler)
-        done = list(csv.DictReader(args.out.open())) if args.out.exists() else []
-        if any(key.items() <= row.items() for row in done):
+        if rows.has(args.out, key):
           continue
         policy = stopping.Fallback(0.5) if name == 'lookup' else stopping.Policy()
         method = methods.speculative(rule(target), block=BLOCK, drafter=2, policy=policy)
         out = write(method, [*pair, drafter], sampler=SAMPLERS[sampler])
         row = row_of(out, lockstep(sampler, target) if sampler != 'T=1' else None)
-        append(args.out, key | {name: f'{number:.5g}' for name, number in row.items()})
+        rows.append(args.out, key | {name: f'{number:.5g}' for name, number in row.items()})
 
 
 def rule(target: str):
   """Return the rule of a target."""
   which, alpha = TARGETS[target]
   return functools.partial(numbered, which=float(which), alpha=alpha)
-
-
-def append(path: Path, row: dict):
-  """Append a row to a file."""
-  new = not path.exists()
-  with path.open('a', newline='') as opened:
-    writer = csv.DictWriter(opened, row)
-    if new:
-      writer.writeheader()
-    writer.writerow(row)
-  print(row, flush=True)
 
 
 if __name__ == '__main__':

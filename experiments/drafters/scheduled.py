@@ -1,6 +1,6 @@
 """What schedules of verification gain on top of drafters, at T = 1: by the drawn token's q, max q and the margin.
 
-python experiments/drafters/scheduled.py DRAFTERS OUT [--family multi30k] [--drafters eagle …] [--check 16]
+python -m experiments.drafters.scheduled DRAFTERS OUT [--family multi30k] [--drafters eagle …] [--check 16]
 
 With coupled noise a draft is a function of the text before it. So the drafts from every token are observed once, and
 rounds of any schedule are counted from them: those of the loop, which `--check BATCH` decodes. The folder OUT keeps
@@ -9,27 +9,22 @@ the other, both ways; seconds are those of the roofline of T5 small → XXL or L
 """
 
 import argparse
-import csv
 import dataclasses
 import functools
 import itertools
 from pathlib import Path
-import sys
 
-from drafts import MOST, observe, SIGNALS
 import jax
-from measure import append, drafter_of, NEW, PAIRS, prompts_of
 import numpy as np
 
-sys.path.append(str(Path(__file__).parents[1] / 'sv'))
-
-from compiled_times import PassTimes, roofline  # noqa: E402
-
-import speccascade  # noqa: E402
-from speccascade import backends, decode, methods, Sampler  # noqa: E402
-from speccascade.models import packing, shapes  # noqa: E402
-from speccascade.planning import fitting  # noqa: E402
-from speccascade.sv import plans, predictors, verification  # noqa: E402
+from experiments.drafters.drafts import MOST, observe, SIGNALS
+from experiments.drafters.measure import drafter_of, NEW
+from experiments.helpers import families, rows
+from experiments.sv.compiled_times import PassTimes, roofline
+from speccascade import backends, decode, methods, Sampler
+from speccascade.models import packing, shapes
+from speccascade.planning import fitting
+from speccascade.sv import plans, predictors, verification
 
 SCHEDULES = ('fixed', *SIGNALS, 'drawn_q by place', *(f'{name}, causal' for name in SIGNALS))
 SETTINGS = {True: [(7, x / 10) for x in range(1, 9)], False: [(block, 0) for block in (1, 2, 3, 5, 7)]}  # of causal
@@ -151,15 +146,14 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   for name in ('drafters_folder', 'out'):
     parser.add_argument(name, type=Path)
-  parser.add_argument('--family', choices=PAIRS, default='multi30k')
+  parser.add_argument('--family', choices=NEW, default='multi30k')
   parser.add_argument('--drafters', nargs='+', default=['small', 'one_pass', 'eagle'])
   parser.add_argument('--batches', nargs='+', type=int, default=[1, 4, 16, 64])
   parser.add_argument('--count', type=int, default=400)
   parser.add_argument('--check', type=int, default=0, help='decode a batch of so many, in place of all else')
   args = parser.parse_args()
-  names = PAIRS[args.family]
-  pair = [speccascade.load(f'family:{args.family}/{name}', dtype='float32') for name in names]
-  texts = prompts_of(args.family, args.count)
+  pair = families.pair(args.family)
+  texts = families.prompts(args.family, args.count)
   prompts = sorted(texts, key=lambda text: len(pair[1].tokenizer.encode(text)))  # as the loop takes them
   call = dict(max_new_tokens=NEW[args.family], sampler=Sampler(coupling='gumbel'), seed=0)
   make, small, large = NETWORKS[args.family]
@@ -176,9 +170,8 @@ def main():
     for batch, schedule in itertools.product(args.batches, SCHEDULES):
       key = dict(family=args.family, drafter=name, batch=str(batch), schedule=schedule)
       file = args.out / 'scheduled.csv'
-      done = list(csv.DictReader(file.open())) if file.exists() else []
-      if not any(key.items() <= row.items() for row in done):
-        append(file, key | judged(seen, schedule, of(batch)))
+      if not rows.has(file, key):
+        rows.append(file, key | judged(seen, schedule, of(batch)))
 
 
 if __name__ == '__main__':

@@ -1,6 +1,6 @@
 """Time decoding with each drafter over the verifier alone, interleaved: the median of trials and their quartiles.
 
-python experiments/drafters/timed.py DRAFTERS OUT.csv [--family multi30k] [--batch 8] [--block 5]
+python -m experiments.drafters.timed DRAFTERS OUT.csv [--family multi30k] [--batch 8] [--block 5]
 
 T = 1 with coupled noise, so that all write the same texts. A trial is a call with each; a ratio is that of one trial.
 """
@@ -9,9 +9,8 @@ import argparse
 import functools
 from pathlib import Path
 
-from measure import append, drafter_of, DRAFTERS, NEW, PAIRS, prompts_of
-
-import speccascade
+from experiments.drafters.measure import drafter_of, DRAFTERS, NEW
+from experiments.helpers import families, rows
 from speccascade import decode, methods, Sampler, stopping
 from speccascade.planning import timing
 
@@ -21,16 +20,15 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   for name in ('drafters_folder', 'out'):
     parser.add_argument(name, type=Path)
-  parser.add_argument('--family', choices=PAIRS, default='multi30k')
+  parser.add_argument('--family', choices=NEW, default='multi30k')
   parser.add_argument('--drafters', nargs='+', choices=DRAFTERS, default=DRAFTERS)
   parser.add_argument('--block', type=int, default=5)
   parser.add_argument('--batch', type=int, default=8)
   parser.add_argument('--count', type=int, default=32)
   parser.add_argument('--trials', type=int, default=5)
   args = parser.parse_args()
-  names = PAIRS[args.family]
-  pair = [speccascade.load(f'family:{args.family}/{name}', dtype='float32') for name in names]
-  prompts = prompts_of(args.family, args.count)
+  pair = families.pair(args.family)
+  prompts = families.prompts(args.family, args.count)
   call = dict(max_new_tokens=NEW[args.family], sampler=Sampler(coupling='gumbel'), batch_size=args.batch)
   calls = {'verifier': functools.partial(decode, methods.autoregressive(0), pair[1:], prompts, **call)}
   for name in args.drafters:
@@ -48,7 +46,7 @@ def main():
     row |= {k: f'{x:.4g}' for k, x in of_plain._asdict().items()}
     same = sum(a == b for a, b in zip(of[0][1].tokens, plain[0][1].tokens, strict=True))
     row |= dict(seconds=f'{min(seconds for seconds, _ in of):.4g}', same=same, texts=args.count)
-    append(args.out, row)
+    rows.append(args.out, row)
 
 
 if __name__ == '__main__':

@@ -1,6 +1,6 @@
 """An α for each token of a draft: the rule, the α that are best for whole texts, and a command that chooses them.
 
-  python experiments/learned_deferral/by_slot.py OUT
+  python -m experiments.learned_deferral.by_slot OUT
 
 writes OUT/greedy.json and OUT/sampled.json, with a row for each cost of a call. `same_loss_calls` are the verifier's
 calls per token of `rules.opt` with the one α that has the same loss.
@@ -11,14 +11,12 @@ from pathlib import Path
 import sys
 
 import gin
-import held_out
 import jax.numpy as jnp
-from learned import FEATURES
 import numpy as np
 from numpy.typing import ArrayLike
-import pairs
-import reading
 
+from experiments.learned_deferral import held_out, pairs, reading
+from experiments.learned_deferral.learned import FEATURES
 from speccascade import rules
 
 COSTS = (0.1, 0.2, 0.3, 0.5, 0.8)

@@ -15,9 +15,10 @@ themselves, and bounds what any rule can reach at that share.
 
 from collections.abc import Mapping, Sequence
 
-from learned import FEATURES
 import numpy as np
-from reading import Tokens
+
+from experiments.learned_deferral.learned import FEATURES
+from experiments.learned_deferral.reading import Tokens
 
 LOSSES = ('0-1', 'log', 'draw', 'swap')
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3)

@@ -1,6 +1,6 @@
 """What a learned rule gains by the drafter's last hidden state, on texts that it was not trained on.
 
-  python experiments/learned_deferral/hidden_state.py [TEXTS]
+  python -m experiments.learned_deferral.hidden_state [TEXTS]
 
 The heads learn from the validation split of Multi30k, or from the first
 TEXTS of its training split, which both models were trained on too.
@@ -12,15 +12,13 @@ dimensions are that state, up to a linear map, which the first layer of the head
 import functools
 import sys
 
-import held_out
 import jax
 import jax.numpy as jnp
-from learned import head, learned
 import numpy as np
-import pairs
-import reading
-from train_rules import fit, LOSSES, scores
 
+from experiments.learned_deferral import held_out, pairs, reading
+from experiments.learned_deferral.learned import head, learned
+from experiments.learned_deferral.train_rules import fit, LOSSES, scores
 from speccascade.decode.scoring import read
 
 KINDS = {'expected': '0-1', 'expected_log': 'log', 'expected_draw': 'draw'}

@@ -1,7 +1,7 @@
 """By how much one curve of a run is above the others, at the same calls of the large model or the same deferral.
 
-  python experiments/learned_deferral/paired.py RUN 'Learned OPT [expected draw]' calls .25 .27
-  python experiments/learned_deferral/paired.py RUN 'Learned [expected loss]' deferred .1 .2
+  python -m experiments.learned_deferral.paired RUN 'Learned OPT [expected draw]' calls .25 .27
+  python -m experiments.learned_deferral.paired RUN 'Learned [expected loss]' deferred .1 .2
 
 RUN is a finished run of one experiment at one temperature. Quality is on a line between the settings of a curve; "nan":
 the curve does not reach. The intervals of 95 % are over resampled texts, the same for all curves.

@@ -6,12 +6,12 @@ Axis letters: B batch, L target, N tokens, F features, V vocabulary, M models.
 from collections.abc import Sequence
 import functools
 
-from continued import Continued
 from flax import struct
 import jax
-from learned import features
 import numpy as np
 
+from experiments.learned_deferral.continued import Continued
+from experiments.learned_deferral.learned import features
 from speccascade import decode, methods, Request, Sampler, sampling
 from speccascade.data.examples import Task
 from speccascade.data.prompts import truncation

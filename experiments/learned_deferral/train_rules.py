@@ -1,8 +1,8 @@
 """Train the heads of learned rules on texts, and compare the rules with others on texts that none has seen.
 
-  python experiments/learned_deferral/train_rules.py multi30k runs/routers_multi30k
-  python experiments/learned_deferral/train_rules.py sums runs/routers_sums
-  python experiments/learned_deferral/train_rules.py sums runs/routers_sums mixture
+  python -m experiments.learned_deferral.train_rules multi30k runs/routers_multi30k
+  python -m experiments.learned_deferral.train_rules sums runs/routers_sums
+  python -m experiments.learned_deferral.train_rules sums runs/routers_sums mixture
 
 OUT/NAME.json has the head of each of `JOBS`, or of those named; one that
 is there is not trained again. OUT/held_out.json has the comparison of all. Most of the time is for `swap`, which
@@ -18,16 +18,14 @@ from pathlib import Path
 import sys
 from typing import Any
 
-import held_out
 import jax
 import jax.numpy as jnp
-from learned import FEATURES, head, learned, learned_alone, load, save, TOP
 import numpy as np
 import optax
-import pairs
-import reading
-from reading import Tokens
 
+from experiments.learned_deferral import held_out, pairs, reading
+from experiments.learned_deferral.learned import FEATURES, head, learned, learned_alone, load, save, TOP
+from experiments.learned_deferral.reading import Tokens
 from speccascade.types import Array, Model
 
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)  # of the tokens, for which the α that defers so many is printed

@@ -1,6 +1,6 @@
 """Measure lossy verification: acceptance, tokens a round, overshoot, quality with an interval, and a bound on the loss.
 
-python experiments/lossy/measure.py PAIR TEMPERATURE OUT.csv [--count 200] [--head FILE]
+python -m experiments.lossy.measure PAIR TEMPERATURE OUT.csv [--count 200] [--head FILE]
 
 PAIR is sums or multi30k, FILE the head of a learned mixture, which
 `experiments/learned_deferral/train_rules.py PAIR OUT mixture` trains. Settings that OUT.csv has are not measured
@@ -8,17 +8,15 @@ again. One program serves all rules: which of them is asked is a number, like it
 """
 
 import argparse
-import csv
 import functools
 from pathlib import Path
-import sys
 
 import jax
 import numpy as np
 
-import speccascade
+from experiments.helpers import families, rows
 from speccascade import acceptance, decode, methods, Request, rules, Sampler
-from speccascade.data import files, metrics
+from speccascade.data import metrics
 from speccascade.evaluate import calibration, intervals
 
 BLOCK = 5
@@ -76,14 +74,8 @@ def numbered(q, p, *, which, alpha):
 
 def pair_of(pair: str, count: int):
   """Return the models and the task of a pair."""
-  names = {'sums': ('draft', 'target'), 'multi30k': ('small', 'large')}
-  models = [speccascade.load(f'family:{pair}/{name}', dtype='float32') for name in names[pair]]
-  if pair == 'sums':
-    fields = dict(prompt_field='Question: {question}\nAnswer:', target_field='answer', metrics=['final_number'])
-    limits = dict(stop=['\nQuestion:'], max_prompt_tokens=96, max_new_tokens=NEW[pair])
-    return models, files.jsonl('family:sums/test.jsonl', count=count, **fields, **limits)
-  sides = [f'family:multi30k/test_2016_flickr.{side}' for side in ('en', 'de')]
-  return models, files.parallel_text(*sides, count=count, max_prompt_tokens=64, max_new_tokens=NEW[pair])
+  split = 'test' if pair == 'sums' else 'test_2016_flickr'
+  return families.pair(pair), families.task(pair, split, count, NEW[pair])
 
 
 def measure(method, models, task, temperature: float, pair: str) -> tuple[dict, np.ndarray]:
@@ -136,8 +128,7 @@ def inside_of_text(model, text: str) -> tuple[int, ...]:
 
 def learned(head: str):
   """Return the rule of a trained head."""
-  sys.path.append(str(Path(__file__).parents[1] / 'learned_deferral'))
-  from learned import load
+  from experiments.learned_deferral.learned import load  # which needs gin
 
   return load(head)
 
@@ -151,27 +142,19 @@ def main():
   parser.add_argument('--head')
   args = parser.parse_args()
   models, task = pair_of(args.pair, args.count)
-  done = list(csv.DictReader(args.out.open())) if args.out.exists() else []
   scores = args.out.with_suffix(f'.{args.pair}.{args.temperature}.exact.npy')
   for name, value, method in methods_of(args.temperature, args.pair, models, args.head):
     key = dict(pair=args.pair, temperature=str(args.temperature), rule=name, value=str(value))
-    if scores.exists() and any(key.items() <= row.items() for row in done):
+    if scores.exists() and rows.has(args.out, key):
       continue
     row, texts = measure(method, models, task, args.temperature, args.pair)
     if not scores.exists():
       np.save(scores, texts)
-      if any(key.items() <= row.items() for row in done):
+      if rows.has(args.out, key):
         continue
     losses = np.load(scores) - texts
     row |= dict(loss=100 * losses.mean(), bound=calibration.bound(losses, 0.05), examples=len(task.examples))
-    row = key | {name: f'{number:.5g}' for name, number in row.items()}
-    new = not args.out.exists()
-    with args.out.open('a', newline='') as opened:
-      writer = csv.DictWriter(opened, row)
-      if new:
-        writer.writeheader()
-      writer.writerow(row)
-    print(row, flush=True)
+    rows.append(args.out, key | {name: f'{number:.5g}' for name, number in row.items()})
 
 
 if __name__ == '__main__':

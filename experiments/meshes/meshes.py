@@ -1,6 +1,6 @@
 """Compile rounds for the chips of meshes that one does not have, and simulate them with their collectives.
 
-  python experiments/meshes/meshes.py OUT.csv [--only TEXT] [--layers unrolled|scanned]
+  python -m experiments.meshes.meshes OUT.csv [--only TEXT] [--layers unrolled|scanned]
 
 Each line is one program: a pair on a mesh, a batch and a method. It has what a chip holds, its collectives, and how
 long a round takes (`planning.rounds`, `backends.links`). A killed run goes on with its next program. It needs the extra
@@ -8,13 +8,13 @@ long a round takes (`planning.rounds`, `backends.links`). A killed run goes on w
 """
 
 import argparse
-import csv
 from pathlib import Path
 import sys
 from typing import NamedTuple
 
 import jax
 
+from experiments.helpers import rows
 from speccascade import methods, rules, Sampler
 from speccascade.engine.method import Method
 from speccascade.host.errors import out_of_memory
@@ -100,18 +100,9 @@ def main():
   parser.add_argument('--layers', choices=LAYERS, help='both, if it is left out')
   args = parser.parse_args()
   jax.config.update('jax_platforms', 'cpu')  # whatever is here, it is not what is compiled for
-  done = [Program(*line[: len(Program._fields)]) for line in csv.reader(args.out.open())] if args.out.exists() else []
   for program in programs(args.only, args.layers):
-    if program._replace(batch=str(program.batch)) in done:
-      continue
-    found = figures(program)
-    new = not args.out.exists()
-    with args.out.open('a') as file:
-      lines = csv.writer(file)
-      if new:
-        lines.writerow([*Program._fields, *FIGURES])
-      lines.writerow([*program, *found])
-    print(*program, *found, flush=True)
+    if not rows.has(args.out, program._asdict()):
+      rows.append(args.out, program._asdict() | dict(zip(FIGURES, figures(program), strict=True)))
 
 
 if __name__ == '__main__':

@@ -1,6 +1,6 @@
 """Simulate rounds of drafters and a verifier on chips of their own, whose halves of a batch take turns.
 
-  python experiments/overlap/overlap.py PAIR OUT.csv [--batches 8 32 …] [--scan]
+  python -m experiments.overlap.overlap PAIR OUT.csv [--batches 8 32 …] [--scan]
 
 PAIR is t5 (small → XXL, speculative decoding) or llama (68M and a companion of 160M → 13B). All
 programs are compiled for v5e and simulated (`planning.rounds`): one mesh of eight chips as 1×8 and as 2×4, one of four
@@ -9,7 +9,6 @@ It needs the extra `tpu`, and with `--scan`, one layer for all, about a minute a
 """
 
 import argparse
-import csv
 import dataclasses
 from pathlib import Path
 import sys
@@ -18,6 +17,7 @@ import jax
 from jax.sharding import PartitionSpec
 import numpy as np
 
+from experiments.helpers import rows
 from speccascade import backends, methods, rules, Sampler
 from speccascade.backends import sharding
 from speccascade.engine import loop, overlap, requests
@@ -38,7 +38,7 @@ PAIRS = {
   'llama': ([(shapes.llama, n) for n in ('68m', '160m', '13b')], Method(ALL, (0, 1, 2))),
 }
 MESHES = {'1x4': (HALF, {'model': 4}), '1x8': (TOPOLOGY, {'model': 8}), '2x4': (TOPOLOGY, {'data': 2, 'model': 4})}
-COLUMNS = ['pair', 'batch', *MESHES, 'drafters', 'verifier', 'crossing']
+COLUMNS = [*MESHES, 'drafters', 'verifier', 'crossing']
 
 
 def milliseconds(compiled, method, halves: bool) -> float:
@@ -148,19 +148,14 @@ def main():
   jax.config.update('jax_platforms', 'cpu')  # whatever is here, it is not what is compiled for
   sizes, method = PAIRS[args.pair]
   networks = [dataclasses.replace(make(size), scan=args.scan) for make, size in sizes]
-  done = [*csv.DictReader(args.out.open())] if args.out.exists() else []
   for batch in args.batches:
-    if any((x['pair'], x['batch']) == (args.pair, str(batch)) for x in done):
+    key = dict(pair=args.pair, batch=batch)
+    if rows.has(args.out, key):
       continue
     found = [one_mesh(networks, method, batch, *where) for where in MESHES.values()]
     found += two_meshes(networks, method, batch)
-    new = not args.out.exists()
-    with args.out.open('a') as file:
-      lines = csv.writer(file)
-      if new:
-        lines.writerow(COLUMNS)
-      lines.writerow([args.pair, batch, *(f'{x:.2f}' for x in found[:-1]), found[-1]])
-    print(args.pair, batch, *(f'{x:.2f}' for x in found), flush=True)
+    values = [*(f'{x:.2f}' for x in found[:-1]), found[-1]]
+    rows.append(args.out, key | dict(zip(COLUMNS, values, strict=True)))
 
 
 if __name__ == '__main__':

@@ -1,7 +1,7 @@
 """How much predictors of acceptance tell, and what each would gain: held-out texts of trios of models, at T = 1.
 
-  python experiments/predictors/measure_signals.py observe gsm8k --out gsm8k.npz
-  python experiments/predictors/measure_signals.py tables gsm8k.npz sums.npz multi30k.npz
+  python -m experiments.predictors.measure_signals observe gsm8k --out gsm8k.npz
+  python -m experiments.predictors.measure_signals tables gsm8k.npz sums.npz multi30k.npz
 
 `observe` decodes with every draft verified and writes what each signal was of each token. `tables` fits every predictor
 to one half of the texts and judges it by the other, both ways: the share of the entropy of acceptance that it
@@ -12,29 +12,18 @@ import argparse
 from collections.abc import Mapping
 import dataclasses
 from pathlib import Path
-import sys
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).parents[1] / 'sv'))
+from experiments.helpers import families
+from experiments.sv import compiled_times, sv_costs
+from experiments.sv.sv_simulation import Trio
+from speccascade import checkpoints, Sampler
+from speccascade.evaluate.report.formats import markdown
+from speccascade.models import shapes
+from speccascade.planning import fitting, profiling, sv_model
+from speccascade.sv import plans, predictors
 
-import compiled_times  # noqa: E402
-import sv_costs  # noqa: E402
-from sv_simulation import Trio  # noqa: E402
-
-from speccascade import checkpoints, Sampler  # noqa: E402
-from speccascade.data import files  # noqa: E402
-from speccascade.evaluate.report.formats import markdown  # noqa: E402
-from speccascade.models import shapes  # noqa: E402
-from speccascade.planning import fitting, profiling, sv_model  # noqa: E402
-from speccascade.sv import plans, predictors  # noqa: E402
-
-TRIOS = {  # the models of a family, and its held-out prompts
-  'sums': (('draft', 'companion', 'target'), 'test.jsonl'),
-  'gsm8k': (('draft', 'companion', 'target'), 'test.jsonl'),
-  'multi30k': (('small', 'base', 'large'), 'test_2016_flickr.en'),
-}
-QUESTION = 'Question: {question}\nAnswer:'
 SIGNALS = {name: f for name, f in predictors.known().items() if name != 'companion'}
 COMPANIONS = {'companion': ('s', 'a'), 'S alone': ('s',), 'A alone': ('a',)}
 BLOCK = 7
@@ -44,10 +33,8 @@ BATCHES = 8, 32, 128
 
 def observe(args: argparse.Namespace):
   """Write what signals were of each token."""
-  names, data = TRIOS[args.family]
-  models = [checkpoints.load(f'family:{args.family}/{name}') for name in names]
-  field = QUESTION if data.endswith('.jsonl') else None
-  prompts = files.texts(f'family:{args.family}/{data}', field, args.count)
+  models = [checkpoints.load(f'family:{args.family}/{name}') for name in families.TRIOS[args.family]]
+  prompts = families.prompts(args.family, args.count)
   signals = [f for f in SIGNALS.values() if args.coupling == 'gumbel' or not predictors.declaration(f).coupled]
   samples = profiling.samples_of(
     models,
@@ -176,7 +163,7 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   commands = parser.add_subparsers(required=True)
   one = commands.add_parser('observe')
-  one.add_argument('family', choices=TRIOS)
+  one.add_argument('family', choices=families.TRIOS)
   one.add_argument('--count', type=int, default=64)
   one.add_argument('--max_new_tokens', type=int, default=64)
   one.add_argument('--coupling', choices=['maximal', 'gumbel'], default='maximal')

@@ -1,6 +1,6 @@
 """How much a head tells of acceptance that is trained on the drafter's hidden state, at T = 1.
 
-  python experiments/predictors/trained_head.py gsm8k [--count 600] [--judged 200]
+  python -m experiments.predictors.trained_head gsm8k [--count 600] [--judged 200]
 
 Texts are samples of the verifier. All models read them, and at each position a token is drawn from the drafter and has
 a chance of acceptance. The first texts judge what the others fit; the models were trained on neither.
@@ -11,28 +11,24 @@ Axis letters: B batch, L tokens of a text, M models, V vocabulary, E embedding, 
 import argparse
 from collections.abc import Callable, Sequence
 import dataclasses
-from pathlib import Path
-import sys
 
 from flax import struct
 import jax
 import jax.numpy as jnp
-from measure_signals import area, explained, QUESTION, TRIOS
 import numpy as np
 
+from experiments.helpers import families
+from experiments.learned_deferral.learned import head
+from experiments.learned_deferral.train_rules import fit
+from experiments.predictors.measure_signals import area, explained
 from speccascade import checkpoints, decode, methods, Sampler, sampling
 from speccascade.backends import Backend
-from speccascade.data import files
 from speccascade.decode.scoring import read
 from speccascade.drafters.around import Around
 from speccascade.models.base import Base
 from speccascade.planning import fitting
 from speccascade.sv import predictors
 from speccascade.types import Array, Cache, Model, Params, Prompt
-
-sys.path.append(str(Path(__file__).parents[1] / 'learned_deferral'))
-from learned import head  # noqa: E402
-from train_rules import fit  # noqa: E402
 
 DECAYS = (1e-3, 1e-1, 1.0)  # of the hidden layer
 PENALTIES = (1e-3, 1.0, 10.0, 100.0)  # of a logistic curve, on all tokens together
@@ -124,10 +120,8 @@ def after(drafter: Model, prompts: Sequence, outputs: Sequence, drawn: Sequence,
 
 def observe(family: str, count: int, new_tokens: int) -> dict[str, np.ndarray]:
   """Return what is known of each token [N, …] of texts that the verifier samples."""
-  names, data = TRIOS[family]
-  models = [checkpoints.load(f'family:{family}/{name}', dtype='float32') for name in names]
-  field = QUESTION if data.endswith('.jsonl') else None
-  prompts = [models[-1].tokenizer.encode(x) for x in files.texts(f'family:{family}/{data}', field, count)]
+  models = [checkpoints.load(f'family:{family}/{name}', dtype='float32') for name in families.TRIOS[family]]
+  prompts = [models[-1].tokenizer.encode(x) for x in families.prompts(family, count)]
   settings = dict(max_new_tokens=new_tokens, sampler=Sampler(1.0), batch_size=32)
   out = decode(methods.speculative(block=5), [models[0], models[-1]], prompts, **settings)
   outputs = [[int(t) for t in text] for text in out.tokens]
@@ -221,7 +215,7 @@ def interval(accept: np.ndarray, chance: np.ndarray, other: np.ndarray, text: np
 def main():
   """Print what each predictor tells."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument('family', choices=TRIOS)
+  parser.add_argument('family', choices=families.TRIOS)
   parser.add_argument('--count', type=int, default=600)
   parser.add_argument('--judged', type=int, default=200)
   parser.add_argument('--max_new_tokens', type=int, default=48)

@@ -1,6 +1,6 @@
 """Compile the verifier's call of speculative verification for TPUs that need not be there, packed and padded.
 
-  python experiments/sv/packed_cycles.py --topology v5e:2x2 --pair t5_small_xl --batch 32 --block 5
+  python -m experiments.sv.packed_cycles --topology v5e:2x2 --pair t5_small_xl --batch 32 --block 5
 
 A line for each number of tokens a row, on average, to which the compiled loop packs, and one for the padded window: the
 cycles of the verifier's call, simulated (`planning.rounds`), and of its parts.

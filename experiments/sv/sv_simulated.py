@@ -1,9 +1,9 @@
 """Simulate speculative verification for models and chips that are not here: where it pays, and by how much.
 
-  python experiments/sv/sv_simulated.py compile --topology v5e:2x2 --out v5e.json
-  python experiments/sv/sv_simulated.py roofline --topology v5e:2x2 --out v5e_roofline.json
-  python experiments/sv/sv_simulated.py tables v5e.json v6e.json --llama gsm8k.json --t5 multi30k.json
-  python experiments/sv/sv_simulated.py check plan.json --models DRAFT COMPANION TARGET --prompts FILE
+  python -m experiments.sv.sv_simulated compile --topology v5e:2x2 --out v5e.json
+  python -m experiments.sv.sv_simulated roofline --topology v5e:2x2 --out v5e_roofline.json
+  python -m experiments.sv.sv_simulated tables v5e.json v6e.json --llama gsm8k.json --t5 multi30k.json
+  python -m experiments.sv.sv_simulated check plan.json --models DRAFT COMPANION TARGET --prompts FILE
 
 `compile` compiles forward passes of the published sizes for a chip (needs the extra `tpu`; an hour on a busy machine)
 and goes on where it was interrupted. `roofline` writes the least times instead, by bytes and operations. `tables`
@@ -19,12 +19,10 @@ import json
 from pathlib import Path
 import sys
 
-import compiled_times
 import jax
-import sv_costs
-import sv_simulation
-from sv_simulation import Trio
 
+from experiments.sv import compiled_times, sv_costs, sv_simulation
+from experiments.sv.sv_simulation import Trio
 from speccascade import checkpoints, methods, Sampler
 from speccascade.data import files
 from speccascade.evaluate.report.formats import markdown

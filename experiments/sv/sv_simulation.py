@@ -7,9 +7,8 @@ Drafts, S, A and acceptance are those that a plan of three small models observed
 from collections.abc import Mapping, Sequence
 import dataclasses
 
-from compiled_times import PassTimes
-import sv_costs
-
+from experiments.sv import sv_costs
+from experiments.sv.compiled_times import PassTimes
 from speccascade import backends
 from speccascade.models import packing
 from speccascade.planning import sv_model

@@ -1,7 +1,7 @@
 """Studies of speculative verification: what a companion predicts of acceptance, and from which batch that pays.
 
-  python experiments/sv/sv_studies.py plan PLAN [OTHER …]   a plan of three models, and how others predict its samples
-  python experiments/sv/sv_studies.py run RUN [OUT]         a finished run: its plans, what was verified and wasted
+  python -m experiments.sv.sv_studies plan PLAN [OTHER …]   a plan of three models, and how others predict its samples
+  python -m experiments.sv.sv_studies run RUN [OUT]         a finished run: its plans, what was verified and wasted
 
 They print Markdown; reliability diagrams and histograms of verified lengths go to OUT. Everything is computed from the
 samples and times of a plan's profile. Entropies are in bits; acceptance is counted in ten equal bins for them.
@@ -16,8 +16,8 @@ import sys
 from typing import Any
 
 import numpy as np
-import sv_costs
 
+from experiments.sv import sv_costs
 from speccascade import methods
 from speccascade.evaluate import config
 from speccascade.evaluate.report.formats import markdown

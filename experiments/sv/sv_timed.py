@@ -1,6 +1,6 @@
 """Time speculative verification with random weights of any shapes, and compare the ratios with the cost model's.
 
-  python experiments/sv/sv_timed.py plan.json --verifier 1024x16 --companion 192x3 --draft 128x2 --batch 32 --block 5
+  python -m experiments.sv.sv_timed plan.json --verifier 1024x16 --companion 192x3 --draft 128x2 --batch 32 --block 5
 
 Tokens are accepted, and the companion promises acceptance, as in a draft that the plan's models were observed with; the
 models only do the work. So the verifier may be as large as memory allows. Run it on a quiet machine: each line is the
@@ -15,8 +15,8 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from sv_simulated import compare, timed_methods
 
+from experiments.sv.sv_simulated import compare, timed_methods
 from speccascade import acceptance, Model, Sampler
 from speccascade.engine.phases import Score
 from speccascade.models.decoder import Decoder, DecoderConfig, Span

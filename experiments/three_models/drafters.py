@@ -1,6 +1,6 @@
 """Acceptance of drafters on prompts that they were not trained on, for each rule: enumerated on texts, and counted.
 
-  python experiments/three_models/drafters.py SMALL OUT/exact/model OUT/opt/model …
+  python -m experiments.three_models.drafters SMALL OUT/exact/model OUT/opt/model …
 
 The verifier is the large T5 of the family of Multi30k, the companion the base one.
 """

@@ -1,6 +1,6 @@
 """Model calls for a token of the output, counted in a run and predicted from acceptance rates.
 
-  python experiments/three_models/predict.py RUN > calls.md
+  python -m experiments.three_models.predict RUN > calls.md
 
 The rates are means over texts of the reference, of three models the large one: each model reads them, and at each token
 its distribution is compared with the method's target. `theory` and `middle` make calls of them.
@@ -12,9 +12,9 @@ from pathlib import Path
 import sys
 
 import jax.numpy as jnp
-import middle
 import numpy as np
 
+from experiments.three_models import middle
 from speccascade import rules, theory
 from speccascade.decode import scoring
 from speccascade.evaluate import config

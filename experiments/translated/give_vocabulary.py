@@ -1,6 +1,6 @@
 """Give a checkpoint another vocabulary, without training: to measure what drafting through other tokens costs.
 
-python experiments/translated/give_vocabulary.py MODEL TEXTS OUT [--kind sentencepiece] [--size 4096] [--field TEMPLATE]
+python -m experiments.translated.give_vocabulary MODEL TEXTS OUT [--kind sentencepiece] [--size 4096] [--field TEMPLATE]
 
 A tokenizer is trained on the texts. A token that both vocabularies have keeps its rows of the embedding and the head,
 any other has the mean of the rows of the tokens that its text consists of, the longest first.

@@ -1,6 +1,6 @@
 """Measure what another vocabulary costs a drafter in acceptance, and that the verifier's text stays what it is.
 
-python experiments/translated/measure_translated.py FAMILY [--count 200] [--new 40] [--block 5] [--reading]
+python -m experiments.translated.measure_translated FAMILY [--count 200] [--new 40] [--block 5] [--reading]
 
 The drafter is given a vocabulary of each kind
 (give_vocabulary.py) of the family's training texts; each line is a JSON object. With --reading it compares, on
@@ -12,24 +12,20 @@ from collections.abc import Sequence
 import functools
 import json
 from pathlib import Path
-import sys
 import tempfile
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-import speccascade
+from experiments.helpers import families
+from experiments.translated.give_vocabulary import ids_of, KINDS, pieces, with_vocabulary
 from speccascade import decode, methods, Sampler
 from speccascade.data import tokenizer_formats
 from speccascade.drafters import translated, translation
 from speccascade.engine import inputs
 from speccascade.host import commands
 from speccascade.types import Model, Prompt
-
-sys.path.insert(0, str(Path(__file__).parents[2] / 'tests'))
-from give_vocabulary import ids_of, KINDS, pieces, with_vocabulary  # noqa: E402
-from trained import corpus, PAIRS, prompts  # noqa: E402
 
 _FOLDER = tempfile.TemporaryDirectory()
 
@@ -85,21 +81,21 @@ def compare_readings(small: Model, large: Model, texts: list[str], corpus: list[
 def main():
   """Decode with the drafter as it is and with each vocabulary, at T = 0 and 1."""
   parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-  parser.add_argument('family', choices=PAIRS)
+  parser.add_argument('family', choices=families.PAIRS)
   parser.add_argument('--count', type=commands.count, default=200)
   parser.add_argument('--new', type=commands.count, default=40, help='tokens a prompt (40)')
   parser.add_argument('--block', type=commands.count, default=5)
   parser.add_argument('--reading', action='store_true', help='compare what the drafter may read')
   parser.add_argument('--size', type=commands.count, default=4096, help='tokens of the vocabularies (4096)')
   args = parser.parse_args()
-  paths = [f'family:{args.family}/{name}' for name in PAIRS[args.family]]
-  small, large = (speccascade.load(path, dtype='float32') for path in paths)
-  texts = corpus(args.family)
+  small, large = families.pair(args.family)
+  texts = families.corpus(args.family)
   if args.reading:
-    return compare_readings(small, large, corpus(args.family, 40, 'test'), texts, args.size)
-  run = functools.partial(decode, prompts=prompts(args.family, args.count), max_new_tokens=args.new, batch_size=50)
+    return compare_readings(small, large, families.corpus(args.family, 40, 'test'), texts, args.size)
+  prompts = families.prompts(args.family, args.count, 'val')
+  run = functools.partial(decode, prompts=prompts, max_new_tokens=args.new, batch_size=50)
   alone = run(methods.autoregressive(), [large], sampler=Sampler(0.0)).tokens
-  read = np.concatenate([large.tokenizer.encode(prompt) for prompt in run.keywords['prompts']])
+  read = np.concatenate([large.tokenizer.encode(prompt) for prompt in prompts])
   for kind in ('own', *KINDS):
     drafter = small if kind == 'own' else translated(foreign(small, kind, texts, args.size), for_=large)
     common = translation.common(drafter)

@@ -9,9 +9,9 @@ import shutil
 import jax
 from matching import having
 import pytest
-from trained import corpus
 from vocabularies import bare, byte_level, t5
 
+from experiments.helpers.families import corpus
 from speccascade import checkpoints, decode, embedded, methods, Request, Sampler
 from speccascade.data import templates, tokenizer_formats, tokenizers
 from speccascade.engine import requests

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 from cases import FOREIGN, FOREIGN_PAIR, PROMPT
-import give_vocabulary
 import jax
 import jax.numpy as jnp
 from matching import having, says
@@ -15,8 +14,10 @@ import numpy as np
 import pytest
 import reference
 from tiers import long_but
-from trained import corpus, NEW, PAIRS, prompts
+from trained import NEW
 
+from experiments.helpers.families import corpus, PAIRS, prompts
+from experiments.translated import give_vocabulary
 import speccascade
 from speccascade import decode, drafters, embedded, methods, rules, Sampler
 from speccascade.check import enumeration
@@ -152,7 +153,8 @@ def test_200_prompts_are_continued_as_by_the_verifier_alone(family, families, tm
   folder = families / family
   small, large = (speccascade.load(folder / name, dtype='float32') for name in PAIRS[family])
   foreign = drafters.translated(with_bytes(small, tmp_path, corpus(family, 2000), 3000), for_=large)
-  run = functools.partial(decode, prompts=prompts(family, 200), max_new_tokens=NEW, sampler=Sampler(0.0), batch_size=50)
+  settings = dict(max_new_tokens=NEW, sampler=Sampler(0.0), batch_size=50)
+  run = functools.partial(decode, prompts=prompts(family, 200, 'val'), **settings)
   out = run(methods.speculative(block=3), [foreign, large])
   if (name := f'{family}/{PAIRS[family][1]}') in GREEDY['digests']:
     assert hashlib.sha256(json.dumps(out.tokens).encode()).hexdigest() == GREEDY['digests'][name]

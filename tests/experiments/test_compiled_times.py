@@ -2,10 +2,10 @@
 
 import functools
 
-import compiled_times
-from compiled_times import PassTimes
 import pytest
 
+from experiments.sv import compiled_times
+from experiments.sv.compiled_times import PassTimes
 from speccascade.models import shapes
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.planning import aot

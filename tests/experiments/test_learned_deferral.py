@@ -4,20 +4,26 @@ import functools
 import json
 import pathlib
 
-import by_slot
-import held_out
 import jax
 import jax.numpy as jnp
-from learned import FEATURES, features, head, learned, learned_alone, learned_mixture, learned_opt, load, TOP
 import numpy as np
-import paired
 import pytest
-import reading
-from reading import Tokens
 from tiers import long_but
-import train_rules
-from train_rules import fit, LOSSES
 
+from experiments.learned_deferral import by_slot, held_out, paired, reading, train_rules
+from experiments.learned_deferral.learned import (
+  FEATURES,
+  features,
+  head,
+  learned,
+  learned_alone,
+  learned_mixture,
+  learned_opt,
+  load,
+  TOP,
+)
+from experiments.learned_deferral.reading import Tokens
+from experiments.learned_deferral.train_rules import fit, LOSSES
 from speccascade import decode, embedded, methods, rules, Sampler, sampling
 from speccascade.decode.scoring import score
 from speccascade.evaluate import config
@@ -204,7 +210,8 @@ def test_a_rule_is_trained_compared_and_decoded_by(models, read, tmp_path, monke
 def test_commands_and_configs_know_a_rule_that_was_trained(tmp_path, monkeypatch):
   train_rules.train('expected', tokens(50), file := tmp_path / 'expected.json', steps=2, hidden=4)
   (tmp_path / 'trained_rules.py').write_text(
-    f"import learned\nfrom functools import partial\nmine = partial(learned.load('{file}'), alpha=0.1)\n"
+    f"from functools import partial\nfrom experiments.learned_deferral import learned\n"
+    f"mine = partial(learned.load('{file}'), alpha=0.1)\n"
   )
   monkeypatch.syspath_prepend(tmp_path)
   assert rules.inside(rules.find('trained_rules:mine')) is learned

@@ -1,9 +1,10 @@
 """What `experiments/predictors` says of signals whose worth is known."""
 
-import measure_signals
 import numpy as np
 import pytest
-from sv_simulation import Trio
+
+from experiments.predictors import measure_signals
+from experiments.sv.sv_simulation import Trio
 
 N = 6000
 

@@ -1,10 +1,10 @@
 """Rounds that `experiments/drafters` counts from observed drafts are those of the loop."""
 
-from compiled_times import PassTimes
-from drafts import observe
 import pytest
-import scheduled
 
+from experiments.drafters import scheduled
+from experiments.drafters.drafts import observe
+from experiments.sv.compiled_times import PassTimes
 from speccascade import Sampler
 from speccascade.drafters import one_pass
 from speccascade.models import toy

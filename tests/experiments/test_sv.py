@@ -3,16 +3,13 @@
 import argparse
 import json
 
-from compiled_times import PassTimes
 from matching import having
 import numpy as np
 import pytest
-import sv_costs
-import sv_simulated
-import sv_simulation
-from sv_simulation import Trio
-import sv_studies
 
+from experiments.sv import sv_costs, sv_simulated, sv_simulation, sv_studies
+from experiments.sv.compiled_times import PassTimes
+from experiments.sv.sv_simulation import Trio
 from speccascade import methods
 from speccascade.evaluate import Curve
 from speccascade.planning import profiling, sv_model

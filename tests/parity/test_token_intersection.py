@@ -5,12 +5,12 @@ Their implementation is in transformers. It compares tokens by their spelling, s
 
 import dataclasses
 
-import give_vocabulary
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.translated import give_vocabulary
 from speccascade import drafters, embedded
 from speccascade.data import tokenizers
 from speccascade.models import toy

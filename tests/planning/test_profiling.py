@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-import sv_costs
 
+from experiments.sv import sv_costs
 from speccascade import decode, methods, Sampler
 from speccascade.data.examples import Example, Task
 from speccascade.evaluate.curves import Curve
