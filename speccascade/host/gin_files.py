@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib.util
 import inspect
+import io
 import os
 from pathlib import Path
 import re
@@ -31,58 +32,63 @@ UNREAD = 'gin cannot read a value; it reads numbers, texts, lists, dicts, @NAME 
 def register(thing: Any, name: str):
   """Give gin a name that a config may use, once."""
   gin.external_configurable(thing, name=name)
+  _registered.append(name.removeprefix('speccascade.'))
 
 
+_registered: list[str] = []
 _asked_for: list[str] = []  # names that bindings of the command line have
 
 
 def read(files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = ()):
   """Make gin files and bindings gin's config, whose names must be known; nothing is built."""
-  files = [_path_of(file, search_paths) for file in files]
-  own = [os.path.dirname(os.path.abspath(file)) for file in files]
-  above = [folder for file in own for folder in (file, os.path.dirname(file))]  # where includes are looked up
-  folders = [*map(str, search_paths), *dict.fromkeys(above), str(SHIPPED)]
-  with gin.unlock_config(), _searching(folders), explained():
+  paths = [_path_of(file, search_paths) for file in files]
+  own = [os.path.dirname(os.path.abspath(path)) for path in paths]
+  above = [folder for file in own for folder in (file, os.path.dirname(file))]
+  folders = [*map(str, search_paths), *dict.fromkeys(above)]  # where includes are looked up, and modules
+  sys.path += [folder for folder in folders if folder not in sys.path]
+  with gin.unlock_config(), explained():
     gin.clear_config()
-    for file in files:
-      gin.parse_config_file(file)
+    for path in paths:
+      _parse(path, folders)
     for binding in bindings:
       _bind(binding)
     _asked_for[:] = [b.partition('=')[0].strip() for b in bindings if not b.startswith('import ')]
     gin.finalize()
 
 
-def _path_of(file: str, search_paths: Sequence[str]) -> str:
+def _path_of(file: str, folders: Sequence[str], where: str = '') -> str:
   """Return the path of a file: as it is named, in a folder to search, or among the files of the package."""
   name = os.fspath(storage.local(file))
-  for folder in ('', *search_paths, SHIPPED.parent, SHIPPED):
+  for folder in ('', *folders, SHIPPED.parent, SHIPPED):
     if os.path.isfile(path := os.path.join(folder, name)):
       return path
-  return name
+  raise RunError(f'config: no file {name}{where}; give its path, or the folder with --gin_search_paths')
 
 
-_utf8 = functools.partial(open, encoding='utf-8')  # whatever the locale
+class _Piece(io.StringIO):
+  """Text that gin reads as a part of a file."""
+
+  def __init__(self, lines: Sequence[str], name: str):
+    super().__init__('\n'.join(lines))
+    self.name = name
 
 
-@contextlib.contextmanager
-def _searching(folders: Sequence[str]):
-  """Let gin find files in folders, and forget them afterwards; modules next to the files stay importable.
+def _parse(path: str, folders: Sequence[str], within: Sequence[str] = ()):
+  """Parse a file, and at its place each file that it includes, in UTF-8 whatever the locale.
 
-  Gin's reader of package data is removed meanwhile: it takes `models/x.gin` for a file of any package called models.
+  gin's own search for includes takes `models/x.gin` for a file of any package called models, and keeps its folders.
   """
-  prefixes = gin.config._LOCATION_PREFIXES
-  readers = gin.config._FILE_READERS
-  before = list(prefixes), list(readers)
-  readers[:] = [r for r in readers if r[0].__module__ != 'gin.resource_reader']
-  readers[:] = [(_utf8, readable) if reader is open else (reader, readable) for reader, readable in readers]
-  for folder in folders:
-    gin.add_config_file_search_path(folder)
-    if folder not in sys.path and folder != str(SHIPPED):
-      sys.path.append(folder)
-  try:
-    yield
-  finally:
-    prefixes[:], readers[:] = before
+  if os.path.realpath(path) in within:
+    raise RunError(f'config: {path} includes itself, or a file that includes it')
+  lines = Path(path).read_text(encoding='utf-8').split('\n')
+  before: list[str] = []  # empty lines in place of what was parsed, but for imports: each piece has its line numbers
+  for number, line in enumerate([*lines, "include ''"], 1):
+    if found := re.match(r"""include\s+(['"])(.*)\1\s*(#.*)?$""", line):
+      gin.parse_config(_Piece([*before, *lines[len(before) : number - 1]], path))
+      before = [x if re.match('(import|from) ', x) else '' for x in lines[:number]]
+      if found[2]:
+        included = _path_of(found[2], folders, f' (In file "{path}", line {number})')
+        _parse(included, folders, [*within, os.path.realpath(path)])
 
 
 def _bind(binding: str):
@@ -199,13 +205,6 @@ def _installed(file: str) -> bool:
   )
 
 
-def _known() -> list[str]:
-  registry = gin.config._REGISTRY
-  full = [selector.removeprefix('speccascade.') for selector, _ in registry.items()]
-  short = [registry.minimal_selector(selector) for selector, _ in registry.items()]
-  return sorted({*full, *short})
-
-
 @contextlib.contextmanager
 def explained():
   """Turn gin's errors into one line that names what was probably intended."""
@@ -226,7 +225,8 @@ def _explain(error: Exception) -> str:
   location = f' ({sources[0].rstrip(":")})' if sources else ''
   if m := re.search(r"No configurable matching (?:reference )?'@?([\w./]+?)(?:\(\))?'", message):
     name = m.group(1).split('/')[-1]
-    return f'config: there is no {name}{names.meant(name, _known()) or "; is its module imported?"}{location}'
+    known = [*_registered, *(x.rpartition('.')[2] for x in _registered)]
+    return f'config: there is no {name}{names.meant(name, known) or "; is its module imported?"}{location}'
   if m := re.search(r"Configurable '(.+?)' doesn't have a parameter named '(.+?)'", message):
     selector, name = m.groups()
     known = _parameters(selector)
@@ -243,12 +243,8 @@ def _explain(error: Exception) -> str:
     return f'%{m.group(1)} is used but bound nowhere{names.meant(m.group(1), macros)}; bind it, as in {m.group(1)} = …'
   if m := re.search(r"Ambiguous selector '(.+?)', matches \[(.+?)\]", message):
     return f'config: {m.group(1)} is the end of several names, {m.group(2)}; write one of them{location}'
-  if isinstance(error, RecursionError):
-    return 'config: a file includes itself, or one that includes it'
   if 'malformed node' in message:
     return f'config: {UNREAD}{location}'
-  if m := re.search(r'Unable to open file: (.+?)\. Searched', message):
-    return f'config: no file {m.group(1)}{location}; give its path, or the folder with --gin_search_paths'
   if isinstance(error, ImportError):
     return (
       f'config: cannot import: {message}{location}; modules are looked for next to the gin file, here and on PYTHONPATH'
@@ -261,5 +257,6 @@ def _explain(error: Exception) -> str:
 
 
 def _parameters(selector: str) -> list[str]:
-  thing = gin.config._REGISTRY.get_match(selector).wrapped
-  return [n for n in inspect.signature(thing).parameters if n not in ('self', 'args', 'kwargs')]
+  thing = gin.get_configurable(selector)  # of a class a subclass, whose call takes anything
+  parameters = inspect.signature(thing.__init__ if isinstance(thing, type) else thing).parameters
+  return [n for n in parameters if n not in ('self', 'args', 'kwargs')]

@@ -196,9 +196,26 @@ def test_includes_may_be_next_to_and_above_the_file_and_on_the_search_path(tmp_p
   (tmp_path / 'elsewhere' / 'seed.gin').write_text('Experiment.seed = 5')
   run = tmp_path / 'runs' / 'r.gin'
   run.write_text("include 'methods/good.gin'\ninclude 'seed.gin'\n")
-  before = list(gin.config._LOCATION_PREFIXES)
   config.parse([str(run)], search_paths=[str(tmp_path / 'elsewhere')])
-  assert config.build()[0].seed == 5 and gin.config._LOCATION_PREFIXES == before
+  assert config.build()[0].seed == 5
+  with pytest.raises(RunError, match='no file seed.gin .In file .*r.gin", line 2.; give its path, or the folder with'):
+    config.parse([str(run)])  # the folder is forgotten
+
+
+def test_an_include_takes_effect_at_its_place_and_keeps_imports_and_line_numbers(tmp_path):
+  (tmp_path / 'seed.gin').write_text('Experiment.seed = 5\n')
+  parse(f"{GOOD}Experiment.seed = 4\ninclude 'seed.gin'  # another seed\n", tmp_path)
+  assert config.build()[0].seed == 5
+  parse(f"{GOOD}include 'seed.gin'\nExperiment.seed = 6\n", tmp_path)
+  assert config.build()[0].seed == 6
+  dynamic = 'from __gin__ import dynamic_registration\nfrom speccascade.evaluate import experiment\n'
+  (tmp_path / 'seed.gin').write_text(f'{dynamic}experiment.Experiment.seed = 5\n')
+  parse(f"{dynamic}import toys\ninclude 'seed.gin'\nexperiment.Experiment.task = @toys.task()\n", tmp_path)
+  assert gin.get_bindings('Experiment', resolve_references=False).keys() == {'seed', 'task'}
+  (tmp_path / 'seed.gin').write_text('Experiment.seed = 5\n')
+  found = error(GOOD + "include 'seed.gin'\n\nExperiment.sed = 3\n", tmp_path)
+  assert 'no parameter sed' in found and f'line {GOOD.count(chr(10)) + 3}' in found
+  assert 'test.gin includes itself' in error("include 'test.gin'\n", tmp_path)
 
 
 def test_the_names_cover_every_rule_and_method():

@@ -3,9 +3,9 @@
 import pathlib
 import re
 
-from experiments.helpers import families, rows
 import pytest
 
+from experiments.helpers import families, rows
 from speccascade.data import families as declared
 
 ROOT = pathlib.Path(__file__).parents[2]
