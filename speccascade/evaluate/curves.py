@@ -190,9 +190,11 @@ def _merged(curve: Curve, name: str, bound: dict, given: Any) -> dict:
   """Return settings of both kinds, refusing two values for one name."""
   if not isinstance(given, Mapping):
     raise ValueError(f'{curve.name}: {name}={given!r} is not a dict of names and values.')
-  if twice := bound.keys() & given.keys():
+  given = {key: plugins.plain(value) for key, value in given.items()}
+  same = plugins.described
+  if twice := [key for key in bound.keys() & given.keys() if same(bound[key]) != same(given[key])]:
     raise ValueError(f'{curve.name}: {", ".join(sorted(twice))} is bound on the function and in {name}; drop one.')
-  return {**bound, **{k: plugins.plain(v) for k, v in given.items()}}
+  return bound | given
 
 
 def _arguments(settings: Mapping[str, Any]) -> str:

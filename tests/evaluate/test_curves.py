@@ -1,5 +1,6 @@
 """A curve builds the method it says, takes what a config binds on its functions, and refuses what it would ignore."""
 
+import dataclasses
 import functools
 import inspect
 
@@ -115,6 +116,7 @@ def test_bindings_on_rules_and_methods_work():
   """)
   assert curve.rule_settings == {'weights': (0.25, 0.75)} and curve.settings == {'blocks': (3, 1)}
   assert str(curve) == 'cos: cos(blocks=(3, 1)) of weighted(weights=(0.25, 0.75))'
+  assert dataclasses.replace(curve, name='mine').settings == curve.settings  # which is bound and given, and the same
 
 
 def test_scoped_bindings_on_rules_work(monkeypatch):

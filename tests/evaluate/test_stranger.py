@@ -23,7 +23,7 @@ from speccascade.evaluate.experiment import Experiment
 ROOT = pathlib.Path(__file__).parents[2]
 COMMAND = re.compile(r'python -m speccascade(?:\.\w+)*')
 PAGES = ['README.md', *(str(p.relative_to(ROOT)) for p in (ROOT / 'docs' / 'start').glob('*.md'))]
-PAGES += ['docs/experiments.md', 'docs/experiments/plan.md', 'docs/tasks.md']
+PAGES += ['docs/experiments.md', 'docs/experiments/plan.md', 'docs/experiments/run_directory.md', 'docs/tasks.md']
 HEADS = [
   *(ROOT / 'gin_configs' / 'runs').glob('*.gin'),
   *(ROOT / 'gin_configs' / 'papers').rglob('*.gin'),
@@ -170,6 +170,8 @@ def run(command: str, page: str, monkeypatch, **kept: int) -> int:
   if module == 'speccascade.calibrate':  # of the run of the command before it
     before = next(command for command in FOUND.values() if f'--run_dir={words[0]}' in command)
     run(before, page, monkeypatch, most=9, examples=8)
+  if module == 'speccascade.figure':
+    run(f'python -m speccascade.run --run_dir={words[0]}', page, monkeypatch, most=20)
   name = f'{module}.__main__' if importlib.import_module(module).__file__.endswith('__init__.py') else module
   return importlib.import_module(name).main(words)
 
