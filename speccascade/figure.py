@@ -2,7 +2,7 @@
 
   python -m speccascade.figure RUN --out fig.pdf
       quality against time with 95 % intervals, as wide as a column
-  python -m speccascade.figure RUN --chart quality_calls_T1 --curves 'SpecDecode [Lossy]' 'SpecCascade [OPT]' --out fig.svg
+  python -m speccascade.figure RUN --chart quality_calls_T1 --curves 'SpecCascade [OPT]' BiLD --out fig.svg
       quality against the calls of the large model at temperature 1, of two curves in this order
 
 RUN is a run directory of speccascade.run, or of several experiments the folder of one. Charts and curves have the names

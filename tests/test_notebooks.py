@@ -69,7 +69,7 @@ def test_a_notebook_runs_and_shows_what_is_stored(path, tmp_path):
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda p: p.stem)
 def test_the_first_cell_installs_a_clone_or_an_address_and_says_where_there_is_neither(path, tmp_path, monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)  # as before an installation
-  cell = code(read(path))[0].source.replace('%pip install -q {SOURCE}', 'installed.append(SOURCE)')
+  cell = code(read(path))[0].source.replace('%pip install -q "{SOURCE}"', 'installed.append(SOURCE)')
   monkeypatch.chdir(path.parent)
   installed = []
   exec(cell, {'installed': installed})

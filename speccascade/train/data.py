@@ -30,8 +30,7 @@ def pairs(of: Task | Iterable[Learned], tokenizer: tokenizers.Tokenizer | None) 
   """
   if isinstance(of, Task):
     of = [(example.prompt, _reference(of.name, example)) for example in of.examples]
-  tokens = tokenised(of, tokenizer)
-  return repeated(tokens) if isinstance(of, Sequence) else tokens
+  return tokenised(repeated(of) if isinstance(of, Sequence) else of, tokenizer)  # tokens would take more memory
 
 
 def _reference(name: str, example) -> str:
@@ -68,9 +67,8 @@ def _ended(target: str, tokenizer: tokenizers.Tokenizer) -> list[int]:
   return ids if ids[-1:] == [tokenizer.eos_ids[0]] else [*ids, tokenizer.eos_ids[0]]
 
 
-def repeated(pairs: Iterable[Pair]) -> Iterator[Pair]:
+def repeated(pairs: Sequence[Learned]) -> Iterator[Learned]:
   """Yield pairs without end, in a new order in each epoch, the same each time."""
-  pairs = list(pairs)
   if not pairs:
     raise ValueError('there are no pairs to train on: check the files and the limits on length')
   rng = np.random.default_rng(0)
