@@ -6,14 +6,15 @@ import functools
 import jax
 import jax.numpy as jnp
 from matching import having
-from networks import ENCDEC, extend, GEMMA, NETWORKS, params_of, prefill, prompt_of
+from networks import ENCDEC, extend, GEMMA, GEMMA2, NETWORKS, params_of, prefill, prompt_of, TOKENS
 import numpy as np
 import pytest
 from tiers import long_but
 
-from speccascade import backends
+from speccascade import backends, decode, methods, Sampler
 from speccascade.models import layers
 from speccascade.models.decoder import Span
+from speccascade.types import Model
 
 
 @pytest.fixture(params=list(NETWORKS))
@@ -104,18 +105,41 @@ def test_writing_touches_just_the_window_of_each_row(backend):
   check(backend.write(second(slots), second(new), start[1:2]), second(expected))
 
 
-def test_a_window_of_an_encoder_reaches_as_far_ahead_as_back():
-  encoder = dataclasses.replace(GEMMA.config.encoder, spans=(Span(2),))
-  module = dataclasses.replace(GEMMA, config=dataclasses.replace(GEMMA.config, encoder=encoder)).module
+@pytest.mark.parametrize(
+  'network, window, seen', [(GEMMA, 2, [2, 3, 4, 5, 6]), (GEMMA2, 4, [2, 3, 4, 5]), (GEMMA2, 5, [2, 3, 4, 5, 6])]
+)
+def test_a_window_of_an_encoder_reaches_as_far_ahead_as_back_or_lies_around(network, window, seen):
+  encoder = dataclasses.replace(network.config.encoder, spans=(Span(window),))
+  module = dataclasses.replace(network, config=dataclasses.replace(network.config, encoder=encoder)).module
+
+  params = params_of(network)
 
   @jax.jit
   def encode(tokens):
-    read = lambda module: module.encoder(module.encoder.token_embedder(tokens), jnp.array([9]))
-    return module.apply({'params': params_of(GEMMA)}, method=read)
+    table = lambda module: module.token_embedder if network.config.merged else module.encoder.token_embedder
+    read = lambda module: module.encoder(table(module)(tokens), jnp.array([9]))
+    return module.apply({'params': params}, method=read)
 
   tokens = jnp.arange(9)[None]
   changed = np.abs(encode(tokens) - encode(tokens.at[0, 4].set(20))).max((0, 2)) > 0
-  assert np.flatnonzero(changed).tolist() == [2, 3, 4, 5, 6]
+  assert np.flatnonzero(changed).tolist() == seen
+
+
+@pytest.mark.parametrize('name', long_but(NETWORKS, ['t5gemma2']))
+def test_a_drafter_changes_no_text(name):
+  config = dataclasses.replace(NETWORKS[name].config, tied=False)  # or a token would follow itself
+  network = dataclasses.replace(NETWORKS[name], config=config, eos_ids=())
+  params = params_of(network)
+  keys = iter(jax.random.split(jax.random.key(1), len(jax.tree.leaves(params))))
+  near = jax.tree.map(lambda x: x * (1 + 0.2 * jax.random.normal(next(keys), x.shape)), params)
+  pair = [Model(near, network, name='small'), Model(params, network, name='large')]
+  for sampler in (Sampler(0.0), Sampler(1.0, coupling='gumbel')):
+    settings = dict(max_new_tokens=12, sampler=sampler)
+    prompts = [TOKENS[0, :7].tolist(), TOKENS[1, :4].tolist()]
+    alone = decode(methods.autoregressive(), pair[1:], prompts, **settings)
+    both = decode(methods.speculative(block=3), pair, prompts, **settings)
+    assert both.tokens == alone.tokens and both.stats.accepted.sum()
+  assert both.stats.accepted.sum() < both.stats.drafted.sum() and len({*both.tokens[0]}) > 3
 
 
 def test_a_parameter_of_another_shape_is_named():
