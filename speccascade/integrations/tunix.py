@@ -136,8 +136,18 @@ class Rollout(base_rollout.BaseRollout):
     )
 
   def update_params(self, params: Params, filter_types: tuple[Any, ...] | None = None) -> None:
-    """Replace weights of the module; what the trainer shares with it is new without this."""
-    nnx.update(self.model(), params)
+    """Replace weights of the module, in its own dtypes; what the trainer shares with it is new without this.
+
+    Raises:
+      ValueError: The module has no such parameter.
+    """
+    own = dict(nnx.to_flat_state(nnx.state(self.model())))
+    new = dict(nnx.to_flat_state(params))
+    if strange := sorted(new.keys() - own.keys(), key=str):
+      name = '.'.join(map(str, strange[0]))
+      raise ValueError(f'{type(self.model()).__name__} has no parameter {name}; give weights of the same module.')
+    cast = [(path, x.replace(x[...].astype(own[path].dtype))) for path, x in new.items()]
+    nnx.update(self.model(), nnx.from_flat_state(cast))
 
   def pad_id(self) -> int:
     return self._tokenizer.pad_id()

@@ -189,8 +189,9 @@ class Rollouts:
 
     from speccascade.integrations import tunix
 
-    config = of.ModelConfig(num_layers=2, vocab_size=VOCAB, rope_theta=10_000, norm_eps=1e-6, **SMALL)
-    self.made = lambda seed: of.Qwen3(config, rngs=nnx.Rngs(seed))
+    sizes = dict(vocab_size=VOCAB, rope_theta=10_000, norm_eps=1e-6, **SMALL)
+    made = lambda seed, layers=2: of.Qwen3(of.ModelConfig(num_layers=layers, **sizes), rngs=nnx.Rngs(seed))
+    self.made = made
     self.module, self.nnx, self.Rollout = self.made(0), nnx, tunix.Rollout
     self.config = functools.partial(
       base_rollout.RolloutConfig,
@@ -257,6 +258,25 @@ def test_numbers_of_a_rollout_have_the_meanings_of_tunix(rollouts):
     rollouts.generate(rollout, TEXTS, top_p=None)
   with pytest.raises(ValueError, match=having('memory=9', 'drafter')):
     rollouts.Rollout(rollouts.module, Numbers(), drafter=rollouts.module, memory=9)
+
+
+def test_weights_are_replaced_as_tests_of_tunix_replace_them(rollouts):
+  """Those of tests/generate/sampler_test.py: all or a kind of them, in another dtype, and of another module."""
+  nnx, new = rollouts.nnx, rollouts.made(1)
+  expected = rollouts.generate(rollouts.Rollout(new, Numbers()), TEXTS)
+  short = jax.tree.map(lambda x: x.astype(jnp.bfloat16), nnx.state(new, nnx.Param))
+  for params, kinds in ((nnx.state(new), None), (nnx.state(new, nnx.Param), (nnx.Param,)), (short, (nnx.Param,))):
+    rollout = rollouts.Rollout(rollouts.made(0), Numbers())
+    before = rollouts.generate(rollout, TEXTS)
+    rollout.update_params(params, kinds)
+    after = rollouts.generate(rollout, TEXTS)
+    assert not same(before, after)
+    if params is not short:
+      assert same(after, expected)
+    assert {x.dtype for x in jax.tree.leaves(nnx.state(rollout.model(), nnx.Param))} == {jnp.dtype('float32')}
+  more = rollouts.made(1, layers=3)
+  with pytest.raises(ValueError, match=having('Qwen3', 'layers.2')):
+    rollout.update_params(nnx.state(more, nnx.Param), (nnx.Param,))
 
 
 def test_three_steps_of_grpo_compile_nothing_after_the_first_rollout(rollouts):
