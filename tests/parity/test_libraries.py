@@ -256,6 +256,8 @@ def test_numbers_of_a_rollout_have_the_meanings_of_tunix(rollouts):
   assert rollouts.generate(rollout, TEXTS, return_logprobs=False).logprobs is None
   with pytest.raises(ValueError, match=having('top_p=None', 'temperature=0')):
     rollouts.generate(rollout, TEXTS, top_p=None)
+  with pytest.raises(ValueError, match=having('9 tokens', 'max_prompt_tokens')):
+    rollouts.generate(rollout, [Numbers().decode([5] * 9)])
   with pytest.raises(ValueError, match=having('memory=9', 'drafter')):
     rollouts.Rollout(rollouts.module, Numbers(), drafter=rollouts.module, memory=9)
 
