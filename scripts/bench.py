@@ -52,6 +52,7 @@ FAMILIES = {
   'llama': (shapes.llama, shapes.LLAMA),
   'gemma2': (shapes.gemma2, shapes.GEMMA2),
   't5gemma': (shapes.t5gemma, shapes.T5GEMMA),
+  't5gemma2': (shapes.t5gemma2, shapes.GEMMA3),
 }
 PIECES = {  # of a CPU's backend: what is plain XLA's instead
   'products in parts, where the CPU has tiles': (),

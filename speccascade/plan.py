@@ -23,6 +23,7 @@ from speccascade.decode import lines, options
 from speccascade.engine.requests import Request
 from speccascade.host import commands, storage
 from speccascade.host.errors import RunError
+from speccascade.planning import engines
 from speccascade.planning.elsewhere import Elsewhere
 from speccascade.planning.planner import plan
 from speccascade.sv import predictors
@@ -58,6 +59,10 @@ def _parser() -> commands.Parser:
   parser.add_argument('--budget', type=_seconds, metavar='SECONDS', help=about)
   parser.add_argument('--out', metavar='FILE', help='save the plan')
   about = 'print for each method the --speculative-config by which vLLM times the measured acceptance without a drafter'
+  about = (
+    'take the acceptance of plain speculative decoding from records of an engine, or of lines of speccascade.decode'
+  )
+  parser.add_argument('--acceptance', metavar='FILE', help=about)
   parser.add_argument('--export', choices=('vllm',), help=about)
   parser.add_argument('--overwrite', action='store_true', help='replace FILE')
   return parser
@@ -112,6 +117,7 @@ def _run(args: argparse.Namespace):
     predictors.check_declared(predictors.spelled(predictor))
   prompts = _prompts(args.prompts, args.prompt_field, args.count)
   sampler = _sampler(prompts, options.sampler(args))
+  rates = None if args.acceptance is None else engines.acceptance(args.acceptance)
   where = None
   if args.topology is not None:
     where = Elsewhere(args.topology, args.mesh)
@@ -120,7 +126,7 @@ def _run(args: argparse.Namespace):
   settings = {name: getattr(args, name) for name in ('blocks', 'batches', 'max_new_tokens', 'seed', 'trials')}
   default = 60.0 if where is None else 0.0
   settings |= dict(where=where, budget=(default if args.budget is None else args.budget) or None)
-  settings |= dict(sampler=sampler, rules=dict(args.rule), predictors=args.predictors)
+  settings |= dict(sampler=sampler, rules=dict(args.rule), predictors=args.predictors, acceptance=rates)
   data = sources.resolve(args.prompts).name
   report = plan(options.load_models(args), prompts, data=data, progress=True, **settings)
   if out is not None:

@@ -1,5 +1,6 @@
 """Small networks of each kind, with a prompt and four tokens behind it."""
 
+import dataclasses
 import functools
 
 import jax
@@ -33,7 +34,8 @@ OPT = Decoder(
 ENCDEC = T5(T5Config(23, 16, 2, 12, 24, encoder_layers=2, decoder_layers=3))
 STACK = DecoderConfig(23, 12, 2, 2, 8, 20, (Span(2), Span()), norms='sandwich', norm_offset=1.0, attention_cap=2.0)
 GEMMA = T5(T5GemmaConfig(23, 16, 4, 2, 8, 24, (Span(3), Span(), Span(3)), encoder=STACK, embed_scale=4.0, tied=True))
-NETWORKS = {'llama': LLAMA, 'opt': OPT, 't5': ENCDEC, 't5gemma': GEMMA}
+GEMMA2 = T5(dataclasses.replace(GEMMA.config, encoder=dataclasses.replace(STACK, embed_dim=16), merged=True))
+NETWORKS = {'llama': LLAMA, 'opt': OPT, 't5': ENCDEC, 't5gemma': GEMMA, 't5gemma2': GEMMA2}
 TOKENS = np.random.default_rng(0).integers(0, 23, (3, 12))
 LENGTH = np.array([7, 4, 1])
 

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 import dataclasses
 import doctest
+import functools
 import gzip
 import importlib
 import inspect
@@ -91,6 +92,30 @@ def test_the_python_of_each_page_runs(page, decodes, monkeypatch, capsys):
   assert blocks(page, 'python')
   for code in blocks(page, 'python'):
     exec(code, names)
+
+
+@pytest.mark.long
+def test_the_targets_of_several_models_are_those_of_their_combiners_in_lockstep():
+  large = toy.model(0)
+  names = dict(small=toy.model(1, near=large), companion=toy.model(2, near=large), large=large, prompts=[[1, 2], [3]])
+  for code in blocks(DOCS / 'methods' / 'several.md', 'python'):
+    exec(code, names)
+  call = dict(prompts=[Request([1, 2], min_new_tokens=3), [3]], max_new_tokens=12)
+  models = names['small'], names['companion'], large
+  runs = {
+    'proxy': ('proxy_tuned', dict(strength=1.0), models),
+    'value': ('guided', dict(beta=0.5), (names['companion'], large, names['small'])),
+    'lookup': ('remembered', dict(weight=0.4), (names['memory'], large, names['small'])),
+    'mixture': ('surest', dict(sharpness=2.0), (names['small'], large)),
+  }
+  for name, (combiner, numbers, given) in runs.items():
+    bound = functools.partial(names[combiner], **numbers)
+    count = 3 if name == 'proxy' else 2
+    for sampler in (Sampler(0.0), Sampler(0.7, top_p=0.9, coupling='gumbel')):
+      apart = decode(methods.ensemble(bound, models=count), given[:count], sampler=sampler, **call)
+      assert decode(names[name], given, sampler=sampler, **call).tokens == apart.tokens, name
+    report = speccascade.check(names[name])
+    assert report.ok, f'{name}: {report}'
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda p: p.stem)

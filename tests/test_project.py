@@ -103,11 +103,11 @@ STATED = ('facts', 'lowered', 'for_networks', 'only', 'run', 'reads', 'told', 'f
 
 
 SURFACE = {  # what may only fall; a rise is written here
-  'flags': 80,
+'flags': 81,  # plan --acceptance, which reads what engines record
   'settings': 150,
   'gin names': 116,
   'gin files': 43,
-  'words of prose': 46_000,
+  'words of prose': 46_500,
   'files': 230,
 }
 

@@ -33,6 +33,7 @@ class View(NamedTuple):
   positions: Array  # [B, L] consecutive in each row
   window: Array | int = 0
   packing: Any = None  # models.packing.Packing of what is computed by token
+  source: tuple[Entry, Array] | None = None  # slots beside the cache's, of which every query sees the first [B]
 
   def mask(self, slots: int) -> Array:
     """Return [B, L, T]."""
@@ -210,14 +211,21 @@ class Backend:
       cache: A tuple of entries, or one entry with the layers on axis 1.
       layer: The number of the layer.
       view: Which slots each query sees.
-      bias: [1 or B, H, L, T], added to the scores; None for none.
+      bias: [1 or B, H, L, T], added to the scores; None for none, as where there is a source.
       **scores: `kv_heads`, `scale` and `cap`, as of `attend`.
 
     Returns:
       The attention [B, L, H, D], and the cache.
     """
     entry = self.write(entry_of(cache, layer), self.entry(k, v), view.positions[:, 0])
-    y = self.attend(q, entry, view.mask(self.slots_of(entry)), bias, **scores)
+    seen = entry
+    mask = view.mask(self.slots_of(entry))
+    if view.source is not None:
+      source, length = view.source
+      seen = {name: jnp.concatenate([x, source[name]], self.slot_axis[name]) for name, x in entry.items()}
+      shown = (jnp.arange(self.slots_of(source))[None] < length[:, None])[:, None]
+      mask = jnp.concatenate([mask, jnp.broadcast_to(shown, (*mask.shape[:2], shown.shape[2]))], -1)
+    y = self.attend(q, seen, mask, bias, **scores)
     if isinstance(cache, tuple):
       return y, (*cache[:layer], entry, *cache[layer + 1 :])
     return y, {name: lax.dynamic_update_index_in_dim(cache[name], entry[name], layer, 1) for name in entry}

@@ -103,7 +103,7 @@ class TPU(Backend):
     return [(at, None if bias is None else bias[:, :, at]) for at in spans]
 
   def extend(self, q, k, v, cache, layer, view, bias, **scores):
-    if self._plain(q):
+    if self._plain(q) or view.source is not None:
       return super().extend(q, k, v, cache, layer, view, bias, **scores)
     stacked = not isinstance(cache, tuple)
     if pieces := self._pieces(q, cache if stacked else cache[layer], bias):

@@ -19,6 +19,7 @@ from speccascade.engine.inputs import PromptError
 from speccascade.engine.job import DecodeJob
 from speccascade.engine.requests import Request
 from speccascade.engine.results import Row
+from speccascade.engine.stats import acceptance_record
 from speccascade.host import storage
 from speccascade.host.errors import RunError
 from speccascade.host.progress import Progress
@@ -108,6 +109,8 @@ def record(row: Row, index: int, sample: int) -> dict[str, Any]:
   """Return a row as JSON, with the number of its line and of its sample."""
   counts = {name: np.asarray(row.stats[name]).tolist() for name in ('calls', 'rounds', 'emitted')}
   line = dict(index=index, sample=sample, text=row.text, tokens=row.tokens, finish_reason=row.finish_reason, **counts)
+  if np.size(row.stats['tested_at']):
+    line['metrics'] = {'speculative_decoding': acceptance_record(row.stats)}
   if row.fault is not None:
     line['fault'] = row.fault
   if row.top_logprobs is not None:  # JSON has no infinity

@@ -45,7 +45,8 @@ class NGram(Network):
       return params
     parts = (np.append(tokens[max(0, start - self.longest) :], -1) for tokens, start in texts)
     kept = np.concatenate([np.asarray(params['memory']), *parts])[-self.memory :].astype(np.int32)
-    return {'memory': jax.device_put(kept, params['memory'].sharding)}
+    before = params['memory']  # what is on no device by choice stays so, or the program would be another
+    return {'memory': jax.device_put(kept, before.sharding if before.committed else None)}
 
   def prefill(self, params, prompt: Prompt, max_len: int):
     """Keep the text: a source of S + 1 slots (empty for a decoder-only run), then `max_len` slots."""

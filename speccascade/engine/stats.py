@@ -106,6 +106,23 @@ class Stats:
   source: Array  # of each output token of each example
 
 
+def acceptance_record(stats: dict[str, Any]) -> dict[str, Any]:
+  """Return the acceptance of a row from its statistics, in the words of serving engines."""
+  histogram = np.asarray(stats['accepted_lengths'])
+  lengths = np.arange(histogram.size)
+  steps, accepted = int(histogram.sum()), int(histogram @ lengths)
+  drafted = int(np.asarray(stats['verified_lengths']) @ lengths)
+  return dict(
+    mean_acceptance_length=1 + accepted / max(steps, 1),
+    draft_acceptance_rate=accepted / max(drafted, 1),
+    acceptance_histogram=histogram.tolist(),
+    num_spec_steps=steps,
+    num_accepted_draft_tokens=accepted,
+    num_draft_tokens=drafted,
+    num_spec_tokens=histogram.size - 1,
+  )
+
+
 def derive(counts: dict[str, np.ndarray]) -> dict[str, Any]:
   """Return the statistics of rows from their counts, arrays with any axes in front."""
   at_least = counts['accepted_lengths'][..., ::-1].cumsum(-1)[..., ::-1]  # rounds that accepted so many or more

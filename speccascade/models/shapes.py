@@ -31,6 +31,11 @@ GEMMA2 = {  # embedding, heads, key-value heads, head dimension, MLP, layers, 1/
   '9b': (3584, 16, 8, 256, 14336, 42, 256),
   '27b': (4608, 32, 16, 128, 36864, 46, 144),
 }
+GEMMA3 = {  # embedding, heads, key-value heads, MLP, layers, window, stretching of the others
+  '270m': (640, 4, 1, 2048, 18, 512, 1),
+  '1b': (1152, 4, 1, 6912, 26, 512, 1),
+  '4b': (2560, 8, 4, 10240, 34, 1024, 8),
+}
 T5GEMMA = {'2b': ('2b', '2b'), '9b-2b': ('9b', '2b'), '9b': ('9b', '9b')}  # encoder and decoder
 
 
@@ -99,6 +104,18 @@ def t5gemma(size: str, dtype: str = 'bfloat16') -> T5:
   return in_dtype(T5(T5GemmaConfig(**vars(decoder), encoder=encoder), start_id=2), dtype)
 
 
+def t5gemma2(size: str, dtype: str = 'bfloat16') -> T5:
+  """Return the text model of T5Gemma 2 of a published size, whose two stacks are Gemma 3's."""
+  embed, heads, kv_heads, mlp, layers, window, factor = GEMMA3[size]
+  full = Span(0, Rope(1e6, 'linear', factor) if factor > 1 else Rope(1e6))
+  spans = tuple(Span(window) if (i + 1) % 6 else full for i in range(layers))
+  switches = dict(
+    activation='gelu_tanh', norm_offset=1.0, norms='sandwich', qk_norm=True, tied=True, attention_scale=1 / 16
+  )
+  stack = DecoderConfig(262144, embed, heads, kv_heads, 256, mlp, spans, embed_scale=embed**0.5, **switches)
+  return in_dtype(T5(T5GemmaConfig(**vars(stack), encoder=stack, merged=True), start_id=2), dtype)
+
+
 PAIRS = {  # drafter and verifier
   't5_small_xl': (t5, 'small', 'xl'),
   't5_small_xxl': (t5, 'small', 'xxl'),
@@ -110,6 +127,7 @@ PAIRS = {  # drafter and verifier
   'gemma2_2b_9b': (gemma2, '2b', '9b'),
   'gemma2_2b_27b': (gemma2, '2b', '27b'),
   't5gemma_2b_9b': (t5gemma, '2b', '9b'),
+  't5gemma2_270m_4b': (t5gemma2, '270m', '4b'),
 }
 
 

@@ -1,9 +1,10 @@
-"""T5 (Raffel et al. 2020), v1.0, v1.1, Flan-T5, mT5, umT5 and ByT5, and T5Gemma (Zhang et al. 2025).
+"""T5 (Raffel et al. 2020), v1.0, v1.1, Flan-T5, mT5, umT5 and ByT5, and T5Gemma 1 and 2 (Zhang et al. 2025).
 
 Both are stacks of the layers of `models.decoder`, those of the decoder with cross-attention. T5's scores are not scaled
 by 1/√D; positions enter as a learned bias for each bucket of the distance, shared by all layers of a stack, or of each
-layer (umT5, and what T5X trains scanned). T5Gemma's layers are those of Gemma 2. Parameters have T5X's unscanned
-names; kernels are (in, out).
+layer (umT5, and what T5X trains scanned). T5Gemma's layers are those of Gemma 2. Those of T5Gemma 2 are Gemma 3's: a
+query attends to the text and to the source in one softmax, with one projection for the keys of both. Parameters have
+T5X's unscanned names; kernels are (in, out).
 
 Axis letters: B batch, S source, L new tokens, T slots, E embedding, H heads, V vocabulary.
 """
@@ -46,6 +47,7 @@ class T5Config:
   shared_bias: bool = True  # one relative bias for all layers of a stack, or one for each
 
   shared_table = True  # of both stacks
+  merged = False
 
   @property
   def encoder(self) -> DecoderConfig:
@@ -67,15 +69,25 @@ class T5Config:
 
 @dataclasses.dataclass(frozen=True)
 class T5GemmaConfig(DecoderConfig):
-  """Sizes and switches of the stack that writes, and those of its encoder, whose windows reach as far ahead as back."""
+  """Sizes and switches of the stack that writes, and those of its encoder, whose windows reach as far ahead as back.
+
+  With `merged` (T5Gemma 2) self- and cross-attention are one, a table serves both stacks, and half a window of the
+  encoder lies ahead.
+  """
 
   encoder: DecoderConfig = dataclasses.field(kw_only=True)
+  merged: bool = dataclasses.field(default=False, kw_only=True)
 
-  shared_table = scale_outputs = False
+  scale_outputs = False
   buckets = 0  # no relative bias
 
   def __post_init__(self):
     super().__post_init__()
+    if self.merged and self.encoder.embed_dim != self.embed_dim:
+      raise ValueError(
+        f'T5GemmaConfig(merged=True, embed_dim={self.embed_dim}): its encoder has embed_dim={self.encoder.embed_dim}, '
+        'and one table serves both: give both the same.'
+      )
     plain = dict(parallel=False, final_norm=True, projected_dim=None, positions=0, logits_divisor=None, experts=0)
     for stack in (self, self.encoder):
       others = [name for name, x in plain.items() if getattr(stack, name) != x] + ['norms'] * (stack.norms == 'shared')
@@ -86,6 +98,14 @@ class T5GemmaConfig(DecoderConfig):
   @property
   def decoder(self) -> DecoderConfig:
     return self
+
+  @property
+  def shared_table(self) -> bool:
+    return self.merged
+
+  def reach(self, window: int) -> tuple[int, int]:
+    """Return how far back and ahead the encoder sees through a window."""
+    return ((window - 1) // 2, window // 2) if self.merged else (window, window)
 
   def first_layers(self, layers: int) -> 'T5GemmaConfig':
     """Return the same with fewer layers that write."""
@@ -102,10 +122,10 @@ def _of_source(bias: Callable[[Array, int], Array], slots: int) -> Array | Offse
   return Offsets(bias(jnp.array([[slots - 1]]), 2 * slots - 1)[:, :, 0])
 
 
-def _near(heads: int, window: int, positions: Array, slots: int) -> Array:
-  """Return a bias [B, H, L, T] by which queries at positions [B, L] see nothing that is further away than a window."""
-  distance = jnp.abs(jnp.arange(slots)[None, None] - positions[:, :, None])[:, None]
-  bias = jnp.where(distance <= window, 0, jnp.finfo(jnp.float32).min)
+def _near(heads: int, back: int, ahead: int, positions: Array, slots: int) -> Array:
+  """Return a bias [B, H, L, T] by which queries at positions [B, L] see no further back and ahead than that."""
+  distance = (jnp.arange(slots)[None, None] - positions[:, :, None])[:, None]
+  bias = jnp.where((-back <= distance) & (distance <= ahead), 0, jnp.finfo(jnp.float32).min)
   return jnp.broadcast_to(bias, (bias.shape[0], heads, *bias.shape[2:]))
 
 
@@ -136,6 +156,19 @@ class DecoderLayer(Layer):
   def read_source(self, encoded: Array) -> cache_lib.Entry:
     """Return the keys and values of the source [B, S, E] for cross-attention."""
     return self.encoder_decoder_attention.entry(encoded)
+
+
+class MergedLayer(Layer):
+  """Attention over the cache and over the source in one softmax, and MLP; what is of the source is not turned."""
+
+  def __call__(self, x, cache, number, view, angles, bias, source, source_length):
+    """Return what the layer makes of x [B, L, E], and the cache with its keys and values."""
+    view = view._replace(source=(cache_lib.entry_of(source, number), source_length))
+    return super().__call__(x, cache, number, view, angles, bias)
+
+  def read_source(self, encoded: Array) -> cache_lib.Entry:
+    """Return the keys and values of the source [B, S, E]."""
+    return self.attention.entry(encoded)
 
 
 class _Stack(nn.Module):
@@ -185,11 +218,13 @@ class Encoder(_Stack):
     c = self.config.encoder
     bias = _of_source(self.relpos_bias, slots) if self.shares_bias else None
     windows, angles = zip(*sights(c, jnp.arange(slots)[None], self.scan))
-    windows = [window if window < slots - 1 else 0 for window in windows]
-    if not any(windows):
+    far = slots, slots
+    reaches = [self.config.reach(window) if window else far for window in windows]
+    reaches = [reach if min(reach) < slots - 1 else far for reach in reaches]
+    if {*reaches} == {far}:
       return [(turn, bias) for turn in angles]
-    windows = [window or slots * self.scan for window in windows]
-    near = [_of_source(functools.partial(_near, c.heads, w), slots) if w else None for w in windows]
+    biased = [reach != far or self.scan for reach in reaches]
+    near = [_of_source(functools.partial(_near, c.heads, *r), slots) if b else None for r, b in zip(reaches, biased)]
     return list(zip(angles, near, strict=True))
 
 
@@ -198,7 +233,7 @@ class DecoderStack(_Stack):
 
   def setup(self):
     c = self.config.decoder
-    self.fill(c, DecoderLayer, bidirectional=False)
+    self.fill(c, MergedLayer if self.config.merged else DecoderLayer, bidirectional=False)
     self.decoder_norm = norm_of(c, self.dtype)()
     if not c.tied:
       self.logits_dense = blocks.Dense(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from speccascade import decode, Decoded, methods, rules, sampling
+from speccascade import decode, Decoded, methods, rules, sampling, theory
 from speccascade.backends import sharding
 from speccascade.drafters import hidden, translation
 from speccascade.engine import inputs, requests
@@ -48,6 +48,7 @@ def plan(
   trials: int = 3,
   data: str = 'prompts',
   predictors: Sequence[Callable] = (),
+  acceptance: Sequence[float] | None = None,
   costs: Mapping[int, Costs] | None = None,
   where: Elsewhere | None = None,
   budget: float | None = None,
@@ -69,6 +70,8 @@ def plan(
     trials: Of everything that is timed; with 0 nothing is tried, and the prediction chooses.
     data: What the prompts are called in the file.
     predictors: Signals of `sv.predictors`, or one's own, of which `methods.scheduled` is planned, and a fit saved.
+    acceptance: Rates by position of plain speculative decoding that are known, as of an engine that serves the pair
+      (`engines.acceptance`); None for what is measured. Texts are decoded in any case, for their lengths.
     costs: By batch size, if they are known: then nothing is timed.
     where: Chips that the plan is for, where it is not for those at hand: acceptance is measured here, rounds are
       compiled for them and simulated, and nothing is tried.
@@ -115,6 +118,9 @@ def plan(
   steps = len(measured.kinds) + timed + 1  # 1 is left until all is tried
   time = TimeBudget(budget, 1 + len(batches) * (1 + bool(trials)), steps, shown=progress)
   measured.measure(prompts, rows, blocks, call, time, max(8, *batches))
+  if acceptance is not None:
+    rates = tuple(theory.ByPosition(acceptance).rates)
+    measured.candidates[0] = replace(measured.candidates[0], acceptance=rates)
   if not costs:
     _batches(parts, batches, len(measured.prompts), measured.faults)
   device = plans.device_of(models) if where is None else where.device(models)

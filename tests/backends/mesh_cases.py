@@ -53,6 +53,7 @@ NETWORKS = {
   't5gemma': T5(
     T5GemmaConfig(**vars(STACK) | dict(tied=True), encoder=dataclasses.replace(STACK, heads=16, kv_heads=8))
   ),
+  't5gemma2': T5(T5GemmaConfig(**vars(STACK) | dict(tied=True), encoder=STACK, merged=True)),
   't5gemma on tpus': T5(T5GemmaConfig(**vars(STACK) | dict(heads=4, kv_heads=2, head_dim=64), encoder=STACK)),
   'grouped on tpus': Decoder(DecoderConfig(VOCAB, 32, 8, 2, 128, 64, (Span(), Span(6)), tied=True), (1,)),
   'decoder on tpus': Decoder(DecoderConfig(VOCAB, 32, 4, 2, 64, 64, (Span(), Span(6)), tied=True), (1,)),

@@ -30,7 +30,8 @@ OPT = Decoder(DecoderConfig(23, 16, 2, 2, 8, 24, spans=(Span(0, None),) * 2, tie
 EXPERTS = Decoder(DecoderConfig(23, 16, 4, 2, 8, 24, (Span(),) * 2, experts=20, experts_per_token=3))
 ENCDEC = T5(T5Config(23, 16, 2, 12, 24, encoder_layers=1, decoder_layers=2))
 GEMMA = T5(T5GemmaConfig(**vars(LLAMA.config) | dict(attention_cap=2.0, tied=True), encoder=LLAMA.config))
-NETWORKS = {'llama': LLAMA, 'opt': OPT, 'experts': EXPERTS, 't5': ENCDEC, 't5gemma': GEMMA}
+MERGED = T5(dataclasses.replace(GEMMA.config, merged=True))
+NETWORKS = {'llama': LLAMA, 'opt': OPT, 'experts': EXPERTS, 't5': ENCDEC, 't5gemma': GEMMA, 't5gemma2': MERGED}
 NETWORKS['experts of int8'] = dataclasses.replace(EXPERTS, quantised=True)
 #        batch, window, heads, key-value heads, dimension, slots, sight, cap
 SHAPES = {

@@ -77,6 +77,7 @@ def test_experts_turns_packed_windows_and_a_kernel_for_the_heads_of_each_chip_ar
 
 
 OTHERS = {'gpt_neox': '1x8', 'stablelm': '1x8', 'mixtral': '2x2x2', 'qwen3_moe': '2x2x2', 't5gemma': '4x2'}
+OTHERS['t5gemma2'] = '4x2'
 MORE = {
   **{n: [f'{n}:speculative:{t}:{m}:queue' for t, m in enumerate(('2x4', other))] for n, other in OTHERS.items()},
   'coupled': ['gpt_neox:speculative:1:1x8:queue:gumbel', 't5gemma:opt:1:4x2:batch:gumbel'],

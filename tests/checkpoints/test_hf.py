@@ -137,6 +137,8 @@ def test_an_index_is_a_map_of_tensors_to_files(tmp_path, weight_map):
     (LLAMA | {'rms_norm_eps': None}, having("'rms_norm_eps'", 'None')),
     ({'model_type': 't5gemma', 'encoder': 3}, having("'encoder'", 'is 3')),
     ({'model_type': 't5gemma', 'decoder': {'vocab_size': 9}}, having('vocab_size', '9', '256000')),
+    ({'model_type': 't5gemma2', 'encoder': {'text_config': 3}}, having("'text_config'", 'is 3')),
+    ({'model_type': 't5gemma2', 'decoder': {'hidden_size': 640}}, having("'hidden_size'", '2304', '640')),
     ({'model_type': 't5gemma', 'decoder_start_token_id': -1}, having("'decoder_start_token_id'", '-1')),
     (LLAMA | {'eos_token_id': 10**30}, having("'eos_token_id'", 'no token id')),
   ],

@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from networks import ENCDEC, extend, GEMMA, LLAMA, params_of, prompt_of
+from networks import ENCDEC, extend, GEMMA, GEMMA2, LLAMA, params_of, prompt_of
 import numpy as np
 import pytest
 
@@ -35,7 +35,7 @@ def test_a_program_takes_an_array_of_two_models_once(kind):
   assert "['0/layers_0/attention/key/kernel']" in paths and "['1/layers_2/attention/key/kernel']" in paths
 
 
-@pytest.mark.parametrize('network, layers', [(LLAMA, 2), (ENCDEC, 1), (GEMMA, 1)])
+@pytest.mark.parametrize('network, layers', [(LLAMA, 2), (ENCDEC, 1), (GEMMA, 1), (GEMMA2, 1)])
 def test_layerskip_equals_the_first_layers(network, layers):
   params = params_of(network)
   draft = layerskip(Model(params, network), layers)
@@ -47,7 +47,7 @@ def test_layerskip_equals_the_first_layers(network, layers):
   np.testing.assert_allclose(extend(draft.network, draft.params, prompt_of()), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize('network', [ENCDEC, GEMMA])
+@pytest.mark.parametrize('network', [ENCDEC, GEMMA, GEMMA2])
 def test_an_exit_of_an_encoder_decoder_shares_its_cache(network):
   params = params_of(network)
   draft = layerskip(Model(params=params, network=network, name='big', digest='d'), 1)

@@ -6,7 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from matching import having
-from networks import ENCDEC, extend, GEMMA, NETWORKS, params_of, prefill, prompt_of
+from networks import ENCDEC, extend, GEMMA, GEMMA2, NETWORKS, params_of, prefill, prompt_of
 import numpy as np
 import pytest
 from tiers import long_but
@@ -104,18 +104,24 @@ def test_writing_touches_just_the_window_of_each_row(backend):
   check(backend.write(second(slots), second(new), start[1:2]), second(expected))
 
 
-def test_a_window_of_an_encoder_reaches_as_far_ahead_as_back():
-  encoder = dataclasses.replace(GEMMA.config.encoder, spans=(Span(2),))
-  module = dataclasses.replace(GEMMA, config=dataclasses.replace(GEMMA.config, encoder=encoder)).module
+@pytest.mark.parametrize(
+  'network, window, seen', [(GEMMA, 2, [2, 3, 4, 5, 6]), (GEMMA2, 4, [2, 3, 4, 5]), (GEMMA2, 5, [2, 3, 4, 5, 6])]
+)
+def test_a_window_of_an_encoder_reaches_as_far_ahead_as_back_or_lies_around(network, window, seen):
+  encoder = dataclasses.replace(network.config.encoder, spans=(Span(window),))
+  module = dataclasses.replace(network, config=dataclasses.replace(network.config, encoder=encoder)).module
+
+  params = params_of(network)
 
   @jax.jit
   def encode(tokens):
-    read = lambda module: module.encoder(module.encoder.token_embedder(tokens), jnp.array([9]))
-    return module.apply({'params': params_of(GEMMA)}, method=read)
+    table = lambda module: module.token_embedder if network.config.merged else module.encoder.token_embedder
+    read = lambda module: module.encoder(table(module)(tokens), jnp.array([9]))
+    return module.apply({'params': params}, method=read)
 
   tokens = jnp.arange(9)[None]
   changed = np.abs(encode(tokens) - encode(tokens.at[0, 4].set(20))).max((0, 2)) > 0
-  assert np.flatnonzero(changed).tolist() == [2, 3, 4, 5, 6]
+  assert np.flatnonzero(changed).tolist() == seen
 
 
 def test_a_parameter_of_another_shape_is_named():

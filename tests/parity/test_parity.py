@@ -30,6 +30,7 @@ _ROPE = {'rope_theta': 10000.0, 'original_max_position_embeddings': 8}
 _LLAMA3 = {'rope_type': 'llama3', 'factor': 8.0, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0}
 
 _GEMMA2 = hf.FAMILIES['gemma2'].tiny
+_GEMMA3 = hf.FAMILIES['gemma3_text'].tiny
 
 # family: {further cases: what differs from its tiny config}
 VARIANTS = {
@@ -74,6 +75,12 @@ VARIANTS = {
       'tie_word_embeddings': False,
       'encoder': _GEMMA2 | {'num_hidden_layers': 4, 'sliding_window': 3, 'query_pre_attn_scalar': 16},
       'decoder': _GEMMA2 | {'num_hidden_layers': 2, 'attn_logit_softcapping': None, 'num_key_value_heads': 4},
+    },
+  },
+  't5gemma2': {
+    'capped_uneven': {
+      'encoder': hf.FAMILIES['t5gemma2'].tiny['encoder'] | {'text_config': _GEMMA3 | {'sliding_window': 3}},
+      'decoder': _GEMMA3 | {'num_key_value_heads': 1, 'sliding_window': 6, 'final_logit_softcapping': 3.0},
     },
   },
 }

@@ -20,11 +20,12 @@ from speccascade import decode, drafters, embedded, methods, plan, Request, Samp
 from speccascade.decode import __main__ as command
 from speccascade.drafters.eagle import Eagle, HeadConfig
 from speccascade.drafters.layerskip import layerskip
-from speccascade.engine import requests
+from speccascade.engine import requests, stats
+from speccascade.host.errors import RunError
 from speccascade.host.progress import Progress
 from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
-from speccascade.planning import budget, cost_model, plan_report, planner, profiling, timing
+from speccascade.planning import budget, cost_model, engines, plan_report, planner, profiling, timing
 from speccascade.planning.elsewhere import Compiled
 from speccascade.sv import plans, predictors, verification
 from speccascade.types import Model
@@ -540,3 +541,62 @@ def test_a_plan_speaks_of_its_acceptance_in_the_words_of_vllm():
   expected = dict(num_speculative_tokens=block, rejection_sample_method='synthetic')
   expected |= dict(synthetic_acceptance_rates=[round(0.8 ** (i + 1), 4) for i in range(block)])
   assert made == {'speculative, batch 1': expected}
+
+
+def test_a_plan_takes_the_acceptance_that_an_engine_recorded(tmp_path):
+  out = decode(methods.speculative(block=3), pair(), PROMPTS, max_new_tokens=40, sampler=Sampler(1.0))
+  rows = [{name: getattr(out.stats, name)[i] for name in ('accepted_lengths', 'verified_lengths')} for i in range(8)]
+  recorded = [stats.acceptance_record(row) for row in rows]
+  for i, record in enumerate(recorded):
+    assert sum(record['acceptance_histogram']) == record['num_spec_steps'] <= out.stats.rounds[i]
+    assert record['num_accepted_draft_tokens'] == out.stats.accepted[i] <= record['num_draft_tokens']
+  file = tmp_path / 'served.jsonl'
+  file.write_text(
+    ''.join(json.dumps({'id': i, 'metrics': {'speculative_decoding': r}}) + '\n' for i, r in enumerate(recorded))
+  )
+  rates = engines.acceptance(str(file))
+  of_stats = cost_model.by_position(*(getattr(out.stats, name)[:8].sum(0) for name in ('tested_at', 'accepted_at')))
+  np.testing.assert_allclose(rates, of_stats, atol=0.05)  # but for drafts that the end of a text cut short
+  made = planned(pair(), PROMPTS, costs(0.1), (1, 2), acceptance=(0.5, 0.25))
+  assert made.batches[0].candidates[0].acceptance == (0.5, 0.25)
+  assert made.vllm()['speculative, batch 1']['synthetic_acceptance_rates'][0] == 0.5
+
+
+# the numbers of a record are those of AIPerf's tests of its adapter for vLLM
+SERVED = dict(
+  acceptance_histogram={'0': 39, '1': 1, '3': 3}, num_spec_steps=43, num_draft_tokens=129, num_spec_tokens=3
+)
+
+
+def test_rates_by_position_follow_from_a_record_of_vllm(monkeypatch):
+  monkeypatch.setattr(cost_model, 'LEAST', 1)
+  dense = SERVED | {'acceptance_histogram': [39, 1, 0, 3]}
+  assert engines.rates([SERVED]) == engines.rates([dense]) == pytest.approx((4 / 43, 3 / 4, 1))
+  steps = dict(acceptance_histogram=[1, 2], per_step_accepted=[0, 1, 1], per_step_drafted=[2, 1, 2])
+  assert engines.rates([steps]) == pytest.approx((2 / 3, 0))  # of the two that accepted one, one had drafted more
+
+
+@pytest.mark.parametrize(
+  'record, message',
+  [
+    ({'acceptance_histogram': {'x': 1}}, ('acceptance_histogram', "'x'")),
+    ({'acceptance_histogram': [1, -1]}, ('acceptance_histogram', '-1')),
+    ({'acceptance_histogram': 3}, ('acceptance_histogram', '3')),
+    (SERVED | {'num_draft_tokens': 60}, ('60', '43', 'detailed')),
+    (SERVED | {'num_spec_tokens': 'x'}, ('num_spec_tokens', "'x'")),
+    (dict(acceptance_histogram=[1], per_step_accepted=['x']), ('per_step_accepted', "'x'")),
+    (dict(acceptance_histogram=[1], per_step_accepted=[1]), ('per_step_accepted', 'contradicts')),
+    (dict(acceptance_histogram=[0, 1], per_step_accepted=[1], per_step_drafted=[0]), ('per_step_drafted', '[0]')),
+  ],
+)
+def test_a_record_that_contradicts_itself_is_refused(record, message):
+  with pytest.raises(ValueError, match=having(*message)):
+    engines.rates([record])
+
+
+def test_a_file_without_records_is_refused(tmp_path):
+  file = tmp_path / 'x.json'
+  for text, parts in (('{"a": [1]}', ('x.json', 'acceptance_histogram')), ('{', ('x.json', 'JSON'))):
+    file.write_text(text)
+    with pytest.raises(RunError, match=having(*parts)):
+      engines.acceptance(str(file))

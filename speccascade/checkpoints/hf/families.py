@@ -1,6 +1,7 @@
 """The families that are read and written: each is one declaration (`family.Family` says of what)."""
 
 from collections.abc import Callable
+import functools
 import math
 from typing import Any
 
@@ -86,28 +87,44 @@ def _start(settings: ConfigFields, other: int | None, size: int) -> int:
   return start
 
 
-def t5gemma(settings: ConfigFields, *, eos_ids: tuple[int, ...], dtype: str, scan: bool) -> T5:
-  """Return the T5Gemma that a config.json describes."""
-  own = _stack(settings, 'decoder')
-  config = T5GemmaConfig(**vars(own) | settings.family.fields_of(settings))
-  if (size := config.encoder.vocab_size) != config.vocab_size:
-    raise ValueError(f"config.json: 'vocab_size' is {size} in 'encoder', {config.vocab_size} in 'decoder': correct it")
+def t5gemma(settings: ConfigFields, gemma: str = 'gemma2', *, eos_ids: tuple[int, ...], dtype: str, scan: bool) -> T5:
+  """Return the T5Gemma that a config.json describes, whose stacks are those of a family."""
+  own = _stack(gemma, settings, 'decoder')
+  fields = settings.family.fields_of(settings)
+  shared = [('vocab_size', 'vocab_size'), ('hidden_size', 'embed_dim')]  # by both, the width where a table is
+  for key, name in shared[: 1 + ('merged' in fields)]:
+    size, theirs = (getattr(stack, name) for stack in (own, fields['encoder']))
+    if size != theirs:
+      raise ValueError(f"config.json: '{key}' is {theirs} in 'encoder', {size} in 'decoder': correct it")
+  config = T5GemmaConfig(**vars(own) | fields)
   begin = settings['decoder'].get('bos_token_id', 2) if settings['bos_token_id'] is None else settings['bos_token_id']
   return T5(config, eos_ids, _start(settings, begin, config.vocab_size), dtype, scan)
 
 
-def _stack(settings: ConfigFields, key: str) -> DecoderConfig:
-  """Return a stack of T5Gemma, whose settings are those of Gemma 2."""
-  check(settings[key], key, dict, 'an object')
-  gemma = FAMILIES['gemma2']
-  gemma.check(settings[key])
-  return decoder(ConfigFields(settings[key], gemma), eos_ids=(), dtype='', scan=False).config
+# A tower for images of the least size: transformers has none without one, and it reads no text.
+_NO_VISION = dict(model_type='siglip_vision_model', hidden_size=2, intermediate_size=2, num_hidden_layers=1)
+_NO_VISION |= dict(num_attention_heads=1, image_size=16, patch_size=1, vision_use_head=False)
 
 
-def _stacks(x: T5GemmaConfig) -> dict[str, Any]:
-  stacks = {'encoder': x.encoder, 'decoder': x.decoder}
-  written = {key: FAMILIES['gemma2'].config_of(stack) for key, stack in stacks.items()}
-  return written | {'vocab_size': x.vocab_size, 'pad_token_id': 0}
+def _stack(gemma: str, settings: ConfigFields, *path: str) -> DecoderConfig:
+  """Return the stack under the keys of a path, whose settings are those of a family."""
+  for key in path:
+    check(settings.get(key, {}), key, dict, 'an object')
+    settings = settings.get(key, {})
+  FAMILIES[gemma].check(settings)
+  return decoder(ConfigFields(settings, FAMILIES[gemma]), eos_ids=(), dtype='', scan=False).config
+
+
+def _stacks(gemma: str, *path: str) -> Key:
+  """Return the key `encoder` of stacks of a family; config.json has the encoder under the keys of the path."""
+
+  def write(x: T5GemmaConfig) -> dict[str, Any]:
+    encoder, own = (FAMILIES[gemma].config_of(stack) for stack in (x.encoder, x))
+    for key in path[:0:-1]:
+      encoder = {key: encoder, 'vision_config': _NO_VISION}
+    return {path[0]: encoder, 'decoder': own, 'vocab_size': x.vocab_size, 'pad_token_id': 0}
+
+  return Key(lambda c: _stack(gemma, c, *path), write)
 
 
 # ---- Llama, and what is like it ----
@@ -726,7 +743,7 @@ family(
   config=T5GemmaConfig,
   hf='T5GemmaForConditionalGeneration',
   about='two stacks of layers of `gemma2`, of equal sizes or not; windows of the encoder reach both ways',
-  keys={'encoder': Key(lambda c: _stack(c, 'encoder'), _stacks), 'tied': 'tie_word_embeddings'},
+  keys={'encoder': _stacks('gemma2', 'encoder'), 'tied': 'tie_word_embeddings'},
   defaults=dict(encoder={}, decoder={}, vocab_size=256000, tie_word_embeddings=True)
   | dict(decoder_start_token_id=None, bos_token_id=None, pad_token_id=0, eos_token_id=1),
   names={
@@ -759,6 +776,38 @@ family(
     'encoder': FAMILIES['gemma2'].tiny | {'hidden_size': 40, 'num_attention_heads': 2, 'num_key_value_heads': 1},
     'decoder': FAMILIES['gemma2'].tiny | {'bos_token_id': 2, 'eos_token_id': 1},
     'eos_token_id': 1,
+  },
+)
+_TEXT = 'model.encoder.text_model.'
+_NORMS = {
+  f'{s}.layers.attention.{name}_norm': f'model.{s}.layers.{{}}.self_attn.{name[0]}_norm'
+  for s in _STACKS
+  for name in ('query', 'key')
+}
+family(
+  't5gemma2',
+  like='t5gemma',
+  network=functools.partial(t5gemma, gemma='gemma3_text'),
+  hf='T5Gemma2ForConditionalGeneration',
+  about='the text model: two stacks of layers of `gemma3_text`, one table of tokens; self- and cross-attention are one',
+  keys={'encoder': _stacks('gemma3_text', 'encoder', 'text_config')},
+  switches={'merged': True},
+  defaults={'vocab_size': 262144},
+  prefixes=(
+    ('model.decoder.embed_tokens.', f'{_TEXT}embed_tokens.'),
+    *((f'model.encoder.{module}.', f'{_TEXT}{module}.') for module in ('embed_tokens', 'layers', 'norm')),
+  ),
+  names={
+    k.replace('self_attention', 'attention'): v.replace('model.encoder.', _TEXT)
+    for k, v in (FAMILIES['t5gemma'].names | _NORMS).items()
+  }
+  | {'token_embedder': f'{_TEXT}embed_tokens'},
+  tiny={
+    'encoder': {
+      'text_config': FAMILIES['gemma3_text'].tiny | {'num_attention_heads': 2, 'num_key_value_heads': 1},
+      'vision_config': _NO_VISION,
+    },
+    'decoder': FAMILIES['gemma3_text'].tiny | {'bos_token_id': 2, 'eos_token_id': 1},
   },
 )
 

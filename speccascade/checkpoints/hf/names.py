@@ -18,6 +18,7 @@ _KNOWN = ('model.', 'transformer.', 'lm_head.')
 _IGNORED = re.compile(
   r'rotary_emb\.inv_freq$|^(transformer\.h\.\d+\.attn|gpt_neox\.layers\.\d+\.attention)\.(masked_)?bias$'
   r'|^model\.mtp_layers\.|EncDecAttention\.relative_attention_bias\.weight$|(^|\.)(vision_tower|multi_modal_projector)\.'
+  r'|\.eoi_embedding$'
 )
 
 
