@@ -36,6 +36,7 @@ class Counts(Record):
   accepted_lengths: Array  # [B, W+1] histogram over rounds of the accepted length
   verified_lengths: Array  # [B, W+1] histogram over rounds of how many pending tokens all models of the test scored
   tested_at: Array  # [B, W] by position in the block
+  hits: Array  # [B] rejections after which the token was a leaf, so that one more followed
   source: Array  # [B, T] for each output token: the model that drafted it (or wrote it alone), RESIDUAL or BONUS
 
   @classmethod
@@ -51,6 +52,7 @@ class Counts(Record):
       accepted_lengths=numbers(width + 1),
       verified_lengths=numbers(width + 1),
       tested_at=numbers(width),
+      hits=numbers(),
       source=jnp.full((batch, buffer), NO_SOURCE, jnp.int32),
     )
 
@@ -60,11 +62,12 @@ class Counts(Record):
     return self.replace(**added)
 
   def after(self, state: State, commit: Commit, new: Array, emitted: Array) -> 'Counts':
-    drawn = jnp.where(commit.rejected, RESIDUAL, BONUS)[:, None]
     drafted = jnp.pad(state.window.source, ((0, 0), (0, 1)))  # [B, W+1]
-    origin = jnp.where(iota(drafted.shape[1]) < commit.accepted[:, None], drafted, drawn)
     width = self.tested_at.shape[1]
     slots = iota(width + 1)
+    accepted = commit.accepted[:, None]
+    drawn = jnp.where(commit.rejected[:, None] & (slots == accepted), RESIDUAL, BONUS)
+    origin = jnp.where(slots < accepted, drafted, drawn)
     # Tests count up to the first failure.
     reached = jnp.minimum(jnp.minimum(commit.tested, commit.accepted + 1), emitted)
     counted = state.active & (emitted > 0)
@@ -82,6 +85,7 @@ class Counts(Record):
       accepted_lengths=histogram(self.accepted_lengths, accepted, counted & (commit.tested > 0)),
       verified_lengths=histogram(self.verified_lengths, commit.scored, counted),
       tested_at=self.tested_at + (iota(width) < reached[:, None]).astype(jnp.int32),
+      hits=self.hits + jnp.where(counted, commit.hit, 0),
       source=jnp.where(fresh, take(origin, jnp.minimum(slot, width)), self.source),
     )
 
@@ -97,6 +101,7 @@ class Stats:
   rounds: Array  # [examples] verifications
   tested: Array  # drafted tokens that met the acceptance test
   accepted: Array
+  hits: Array  # rejections after which a leaf and one token more followed
   emitted: Array
   deferred: Array
   accepted_lengths: Array  # [examples, W+1]
