@@ -78,12 +78,12 @@ class Prompt:
 class Leaves:
   """Other choices of the drafter than the pending tokens, which models score beside these, and no cache keeps.
 
-  At slot d of the window there are `counts[d]` choices, the pending token among them. Leaf i stands at slot `depths[i]`,
+  At slot d of the window there are `counts[d]` choices, the pending token among them. Leaf i is at slot `depths[i]`,
   behind the pending tokens before that slot.
   """
 
   choices: Array  # [B, D, K] the likeliest at each slot, without the pending token
-  logits: tuple[Array | None, ...]  # M × [B, L, V] next-token logits after each; None of a model that does not score them
+  logits: tuple[Array | None, ...]  # M × [B, L, V] next-token logits after each; None where a model does not score them
   counts: tuple[int, ...] = static()
 
   @property

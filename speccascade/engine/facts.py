@@ -74,7 +74,6 @@ class RowFacts(NamedTuple):
     # A model has read no token that was dropped, nor the last that was committed.
     return RowFacts(0, tuple(max(n + emitted, more, 1) for n in self.unread))
 
-
   def commits_leaf(self, accepted: int, readers: Iterable[int]) -> 'RowFacts':
     """Return the row after `accepted` tokens, a leaf that some models then read, and a token more were committed."""
     row = self.commits(accepted, 2)

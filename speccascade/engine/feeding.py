@@ -46,13 +46,12 @@ def feed(
   c = context.cache_of[m]
   packing = None if total is None else Packing.of(need, width, total)
   packed = () if packing is None else (packing,)
-  beside = leaves_beside(state, m)
-  if beside is not None:
-    at = state.length[:, None] + jnp.array(beside.depths)[None]
-    fed = jnp.concatenate([tokens, beside.tokens], 1), jnp.concatenate([position, at], 1)
-    options = dict(leaves=at.shape[1])
-  else:
-    fed, options = (tokens, position), {}
+  leaves = leaves_beside(state, m)
+  fed, options = (tokens, position), {}
+  if leaves is not None:
+    beside = leaves.tokens, _places(state, leaves)
+    fed = tuple(jnp.concatenate(x, 1) for x in zip(fed, beside, strict=True))
+    options = dict(leaves=len(leaves.depths))
   with jax.named_scope(f'feed_{m}'):
     logits, cache = context.extend[m](state.caches[c], *fed, *packed, **options)
   if packing is not None:
@@ -61,13 +60,9 @@ def feed(
   # Embeddings may be padded beyond the vocabulary that the models share.
   logits = sharding.as_head(layout, logits, m)[..., : state.window.vocab]
   logits = filled(context.lacks[m], logits.astype(jnp.float32))
-  if beside is not None:
-    logits, after = logits[:, :width], logits[:, width:]
-    behind = jnp.where(iota(state.tokens.shape[1])[None] == at[..., None], beside.tokens[..., None], state.tokens[:, None])
-    after = sharding.as_head(layout, process(context, state, after, at, behind), m)
-    w = state.window
-    by_model = w.leaves.logits[:m] + (after,) + w.leaves.logits[m + 1 :]
-    state = state.replace(window=w.replace(leaves=w.leaves.replace(logits=by_model)))
+  if leaves is not None:
+    state = _store_after_leaves(context, state, m, logits[:, width:])
+    logits = logits[:, :width]
   logits = process(context, state, logits, position) if mask_token is None else logits
   state = state.replace(
     fed=with_column(state.fed, m, state.fed[:, m] + need),
@@ -80,6 +75,21 @@ def leaves_beside(state: State, m: int) -> Leaves | None:
   """Return the leaves that model m scores beside the tokens that it is fed; None where it scores none."""
   leaves = state.window.leaves
   return None if leaves is None or leaves.logits[m] is None else leaves
+
+
+def _places(state: State, leaves: Leaves) -> Array:
+  """Return the positions of leaves [B, L]."""
+  return state.length[:, None] + jnp.array(leaves.depths)[None]
+
+
+def _store_after_leaves(context: Context, state: State, m: int, logits: Array) -> State:
+  """Store the logits [B, L, V] of model m after leaves."""
+  w = state.window
+  at = _places(state, w.leaves)[..., None]
+  tokens = jnp.where(iota(state.tokens.shape[1])[None] == at, w.leaves.tokens[..., None], state.tokens[:, None])
+  logits = sharding.as_head(context.backend.layout, process(context, state, logits, at[..., 0], tokens), m)
+  by_model = w.leaves.logits[:m] + (logits,) + w.leaves.logits[m + 1 :]
+  return state.replace(window=w.replace(leaves=w.leaves.replace(logits=by_model)))
 
 
 def _store_logits(context: Context, state: State, m: int, write: Callable[[Array], Array]) -> State:
