@@ -50,7 +50,7 @@ def _pair(pair: Sequence[int]) -> tuple[int, int]:
   return checked_int('pair', pair[0], 0), checked_int('pair', pair[1], 0)
 
 
-def counts_of(leaves: Sequence[int] | int, drafted: int) -> tuple[int, ...]:
+def _leaves(leaves: Sequence[int] | int, drafted: int) -> tuple[int, ...]:
   """Return how many choices there are at each place of a draft, as `Propose` takes it; a number is divided."""
   if isinstance(leaves, int) and not isinstance(leaves, bool):
     return theory.divide_leaves(checked_int('leaves', leaves, 0, MOST_LEAVES), drafted)
@@ -210,16 +210,16 @@ def speculative(
       raise ValueError(f'drafter={drafter}: the target is the verifier alone; give pair=({drafter}, {slots[1]}).')
     if checked_int('drafter', drafter, 0) in slots:
       raise ValueError(f'drafter={drafter} is a model of the pair {slots}; leave it out, or give a third model.')
-    draft = Propose(0, gamma, leaves=counts_of(leaves, gamma))
+    draft = Propose(0, gamma, leaves=_leaves(leaves, gamma))
     phases = draft, *_in_turn((1, 2)), Verify(bound, (1, 2), accept)
     about = About('speculative', rules.name_of(rule), block=gamma, over=ALONE)
     return Method(phases, (drafter, *slots), policy, about, extra_models=pair is not None)
   if bound.func is rules.speculative:
-    draft = Propose(0, gamma, leaves=counts_of(leaves, gamma))
+    draft = Propose(0, gamma, leaves=_leaves(leaves, gamma))
     phases = draft, Score(1), Verify(rules.bind(rules.own), (1,), accept)
     facts = dict(speedup=theory.speedup_speculative, choose='methods.speculative(pair=(0, 2))')
   else:
-    draft = Propose(0, gamma + 1, leaves=counts_of(leaves, gamma + 1))
+    draft = Propose(0, gamma + 1, leaves=_leaves(leaves, gamma + 1))
     phases = draft, Score(1, First(gamma)), Verify(bound, (0, 1), accept)
     facts = dict(speedup=theory.speedup_cascade, choose='methods.speculative(rule, pair=(0, 2))')
   about = About('speculative', rules.name_of(rule), block=gamma, over=ALONE, **facts)
@@ -368,7 +368,7 @@ def ensemble_sd(
   bound = rules.bind_combiner(combiner)
   gamma = checked_int('block', block)
   slots = tuple(range(1, _models(models, bound) + 1))
-  phases = Propose(0, gamma, leaves=counts_of(leaves, gamma)), *_in_turn(slots), Verify(bound, slots)
+  phases = Propose(0, gamma, leaves=_leaves(leaves, gamma)), *_in_turn(slots), Verify(bound, slots)
   if checked_int('drafter', drafter, 0) > models:
     raise ValueError(f'drafter={drafter}: the models are 0 … {models - 1}, and one beside them is model {models}.')
   speedup = theory.speedup_ensemble_sd if drafter == 0 else None
@@ -521,7 +521,7 @@ def _scheduled(
   limit = verification.Scheduled(predictor, budget, most=gamma, spare=spare)
   last = len(slots) - 1
   phases = (
-    Propose(0, gamma + spare, leaves=counts_of(leaves, gamma + spare)),
+    Propose(0, gamma + spare, leaves=_leaves(leaves, gamma + spare)),
     *((Score(1, First(gamma - 1)),) if reads else ()),
     Score(last, limit),
     *(() if spare else (Truncate(last),)),

@@ -429,7 +429,7 @@ def _phases(hand: Hand, gamma: int, name: str) -> Method:
   policy = policies()[hand('policy')]
   if 'turns' in name:
     return _turns(hand, gamma, slots, verify, policy)
-  leaves = methods.counts_of(leaves_for(hand, gamma), gamma)
+  leaves = methods.speculative(block=gamma, leaves=leaves_for(hand, gamma)).phases[0].leaves
   phases: list[Any] = [Propose(0, gamma, leaves=leaves)]
   for slot in sorted({*tested, last} - ({0} if hand.some(True, True, False) else set())):
     limit = None
