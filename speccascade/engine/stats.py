@@ -62,12 +62,13 @@ class Counts(Record):
     return self.replace(**added)
 
   def after(self, state: State, commit: Commit, new: Array, emitted: Array) -> 'Counts':
+    drawn = jnp.where(commit.rejected, RESIDUAL, BONUS)[:, None]
     drafted = jnp.pad(state.window.source, ((0, 0), (0, 1)))  # [B, W+1]
     width = self.tested_at.shape[1]
     slots = iota(width + 1)
-    accepted = commit.accepted[:, None]
-    drawn = jnp.where(commit.rejected[:, None] & (slots == accepted), RESIDUAL, BONUS)
-    origin = jnp.where(slots < accepted, drafted, drawn)
+    if commit.leaf is not None:
+      drawn = jnp.where(slots > commit.accepted[:, None], BONUS, drawn)
+    origin = jnp.where(iota(drafted.shape[1]) < commit.accepted[:, None], drafted, drawn)
     # Tests count up to the first failure.
     reached = jnp.minimum(jnp.minimum(commit.tested, commit.accepted + 1), emitted)
     counted = state.active & (emitted > 0)

@@ -10,12 +10,13 @@ from law_of_a_row import Size
 import numpy as np
 import pytest
 
-from speccascade import decode, methods, Request, rules, Sampler
+from speccascade import decode, methods, Request, rules, Sampler, theory
 from speccascade.engine import feeding, phases
 from speccascade.engine.method import Method
 from speccascade.engine.phases import Propose, Score, Verify
 from speccascade.models import toy
 from speccascade.sv import predictors
+from speccascade.types import Model
 
 LARGE = toy.model(1, 5, eos_ids=(4,))
 MODELS = [toy.model(2, 5, near=LARGE, scale=0.8, eos_ids=(4,)), LARGE]
@@ -170,3 +171,18 @@ def test_leaves_that_make_no_sense_are_refused():
   twice = Method((Propose(0, 2, leaves=(2,)), Score(1), Verify(own, (1,)), Score(1), Verify(own, (1,))), (0, 1))
   with pytest.raises(ValueError, match='which are of rounds with one draft and one test'):
     decode(twice, MODELS, [[1]], max_new_tokens=3)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('choices', [1, 2, 4])
+def test_the_target_s_token_is_a_choice_as_often_as_theory_says(choices):
+  tables = np.random.default_rng(2).normal(scale=1.2, size=(2, 1, 6)).astype(np.float32)  # the same after any text
+  pair = [Model({'table': jnp.asarray(x)}, toy.Table(6, 0), name=n) for x, n in zip(tables, 'qp', strict=True)]
+  method = methods.speculative(block=1, leaves=(choices,))
+  found = decode(method, pair, [[1]] * 400, max_new_tokens=50, sampler=Sampler(coupling='gumbel'), batch_size=100).stats
+  q, pi = np.exp(tables[:, 0]) / np.exp(tables[:, 0]).sum(-1, keepdims=True)
+  chance = theory.acceptance_of_list(q, pi, choices)
+  tested = found.tested.sum()
+  among = (found.accepted.sum() + found.hits.sum()) / tested
+  # At its last position a text has a leaf and nothing after it, which is no hit.
+  assert -4 - 400 / tested * np.sqrt(tested) < (among - chance) / np.sqrt(chance * (1 - chance) / tested) < 4
