@@ -32,6 +32,7 @@ FINAL = 2
 RESIDUAL = -1
 BONUS = -2
 NO_SOURCE = -3
+AFTER_LEAF = -4
 
 
 class Told(enum.Flag):

@@ -15,7 +15,7 @@ import numpy as np
 from speccascade.backends.ops import take, with_column
 from speccascade.engine.records import fresh_slots
 from speccascade.engine.state import Commit, Record, State
-from speccascade.types import Array, BONUS, iota, NO_SOURCE, RESIDUAL
+from speccascade.types import AFTER_LEAF, Array, BONUS, iota, NO_SOURCE, RESIDUAL
 
 PER_MODEL = ('calls', 'positions', 'computed', 'drafted')  # statistics with an axis of models
 
@@ -36,8 +36,7 @@ class Counts(Record):
   accepted_lengths: Array  # [B, W+1] histogram over rounds of the accepted length
   verified_lengths: Array  # [B, W+1] histogram over rounds of how many pending tokens all models of the test scored
   tested_at: Array  # [B, W] by position in the block
-  hits: Array  # [B] rejections after which the token was a leaf, so that one more followed
-  source: Array  # [B, T] for each output token: the model that drafted it (or wrote it alone), RESIDUAL or BONUS
+  source: Array  # [B, T] of each output token: the model that drafted it (or wrote it alone), or a code of `types`
 
   @classmethod
   def zeros(cls, batch: int, models: int, width: int, buffer: int) -> 'Counts':
@@ -52,7 +51,6 @@ class Counts(Record):
       accepted_lengths=numbers(width + 1),
       verified_lengths=numbers(width + 1),
       tested_at=numbers(width),
-      hits=numbers(),
       source=jnp.full((batch, buffer), NO_SOURCE, jnp.int32),
     )
 
@@ -67,7 +65,7 @@ class Counts(Record):
     width = self.tested_at.shape[1]
     slots = iota(width + 1)
     if commit.leaf is not None:
-      drawn = jnp.where(slots > commit.accepted[:, None], BONUS, drawn)
+      drawn = jnp.where(slots > commit.accepted[:, None], AFTER_LEAF, drawn)
     origin = jnp.where(iota(drafted.shape[1]) < commit.accepted[:, None], drafted, drawn)
     # Tests count up to the first failure.
     reached = jnp.minimum(jnp.minimum(commit.tested, commit.accepted + 1), emitted)
@@ -86,7 +84,6 @@ class Counts(Record):
       accepted_lengths=histogram(self.accepted_lengths, accepted, counted & (commit.tested > 0)),
       verified_lengths=histogram(self.verified_lengths, commit.scored, counted),
       tested_at=self.tested_at + (iota(width) < reached[:, None]).astype(jnp.int32),
-      hits=self.hits + jnp.where(counted, commit.hit, 0),
       source=jnp.where(fresh, take(origin, jnp.minimum(slot, width)), self.source),
     )
 
@@ -120,6 +117,7 @@ def derive(counts: dict[str, np.ndarray]) -> dict[str, Any]:
     rounds=counts['verified_lengths'].sum(-1),
     tested=counts['tested_at'].sum(-1),
     accepted=accepted_at.sum(-1),
+    hits=(counts['source'] == AFTER_LEAF).sum(-1),
     emitted=(counts['source'] != NO_SOURCE).sum(-1),
     accepted_at=accepted_at,
   )

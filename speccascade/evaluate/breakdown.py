@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from speccascade.evaluate.experiment import Experiment
-from speccascade.types import BONUS, RESIDUAL
+from speccascade.types import AFTER_LEAF, BONUS, RESIDUAL
 
 NAMES = ('accepted_by_round', 'texts_by_round', 'acceptance_by_prompt', 'acceptance_by_domain')
 OF_DOMAIN = ('tested', 'accepted', 'emitted', 'rounds')
@@ -51,7 +51,7 @@ def accepted_by_round(line: dict) -> list[int] | None:
   rounds = []
   accepted = 0
   for i, source in enumerate(line['source']):
-    drawn = source in (RESIDUAL, BONUS)
+    drawn = source in (RESIDUAL, BONUS, AFTER_LEAF)
     accepted = accepted + (not drawn)
     following = line['source'][i + 1] if i + 1 < len(line['source']) else None
     if drawn or following is None or (accepted == block and following != BONUS):
