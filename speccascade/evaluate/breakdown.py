@@ -44,8 +44,9 @@ def acceptance(experiment: Experiment, lines: Sequence[dict]) -> dict[str, Any]:
 def accepted_by_round(line: dict) -> list[int] | None:
   """Return the tokens accepted in each round of a text that drafted, None where its tokens do not tell.
 
-  A round ends with a token that was drawn again or is a bonus, with one after a leaf, with a full block, or with the text. The lengths are
-  compared with those that the loop counted; they may differ where the block changes from round to round.
+  A round ends with a token that was drawn again or is a bonus, with one after a leaf, with a full block, or with the
+  text. The lengths are compared with those that the loop counted; they may differ where the block changes from round to
+  round.
   """
   block = len(line['tested_at'])
   rounds = []
