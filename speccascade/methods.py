@@ -34,6 +34,8 @@ from speccascade.host import names
 from speccascade.sv import plans, predictors, verification
 from speccascade.types import checked_int, Combiner, Rule
 
+MOST_LEAVES = 64  # in a round
+
 
 def _models(models: int, combiner: tree_util.Partial) -> int:
   takes = rules.models_of(combiner)
@@ -46,6 +48,20 @@ def _pair(pair: Sequence[int]) -> tuple[int, int]:
   if not isinstance(pair, Sequence) or len(pair) != 2 or pair[0] == pair[1]:
     raise ValueError(f'pair={pair!r} is not two models; give the numbers of drafter and verifier, as in (0, 1).')
   return checked_int('pair', pair[0], 0), checked_int('pair', pair[1], 0)
+
+
+def _leaves(leaves: Sequence[int] | int, drafted: int) -> tuple[int, ...]:
+  """Return how many choices there are at each place of a draft, as `Propose` takes it; a number is divided."""
+  if isinstance(leaves, int) and not isinstance(leaves, bool):
+    return theory.divide_leaves(checked_int('leaves', leaves, 0, MOST_LEAVES), drafted)
+  if not isinstance(leaves, Sequence) or isinstance(leaves, str):
+    raise ValueError(f'leaves={leaves!r} is no number of leaves, nor that of the choices at each place, as in (3, 2).')
+  counts = [checked_int('leaves', n, 1) for n in leaves]
+  if len(counts) > drafted or sum(counts) - len(counts) > MOST_LEAVES:
+    raise ValueError(f'leaves={tuple(counts)}: there are {drafted} drafted tokens, and at most {MOST_LEAVES} leaves.')
+  while counts and counts[-1] == 1:
+    counts.pop()
+  return tuple(counts)
 
 
 def _real(name: str, value: float) -> float:
@@ -143,6 +159,7 @@ def speculative(
   accept: Callable = acceptance.token_wise,
   pair: Sequence[int] | None = None,
   drafter: int | None = None,
+  leaves: Sequence[int] | int = (),
 ) -> Method:
   r"""Draft with one model and verify with another, towards the target of a rule.
 
@@ -165,10 +182,15 @@ def speculative(
     pair: The numbers of drafter and verifier among the given models. None takes a list of these two.
     drafter: The number of a third model that drafts for the pair, which both score: prompt lookup, a model that drafts
       in one pass, or one that is nearer to the target than the small model of the pair.
+    leaves: How many choices of the drafter there are at each place of the draft, the drafted token among them, or the
+      number of others, which is divided. The verifier scores the others beside the draft; if the token after a
+      rejection is one of them, the round commits one token more. The distribution of the output is the same.
 
   Example:
     >>> print(methods.speculative(block=5))
     propose(0, 5) · score(1) · verify(own of (1,))
+    >>> print(methods.speculative(block=5, leaves=(3, 3, 2)))
+    propose(0, 5, of 3·3·2) · score(1) · verify(own of (1,))
     >>> print(methods.speculative(functools.partial(rules.opt, alpha=0.1), block=5))
     propose(0, 6) · score(1, first 5) · verify(opt of (0, 1))
     >>> print(methods.speculative(block=5, accept=acceptance.block))
@@ -188,14 +210,17 @@ def speculative(
       raise ValueError(f'drafter={drafter}: the target is the verifier alone; give pair=({drafter}, {slots[1]}).')
     if checked_int('drafter', drafter, 0) in slots:
       raise ValueError(f'drafter={drafter} is a model of the pair {slots}; leave it out, or give a third model.')
-    phases = Propose(0, gamma), *_in_turn((1, 2)), Verify(bound, (1, 2), accept)
+    draft = Propose(0, gamma, leaves=_leaves(leaves, gamma))
+    phases = draft, *_in_turn((1, 2)), Verify(bound, (1, 2), accept)
     about = About('speculative', rules.name_of(rule), block=gamma, over=ALONE)
     return Method(phases, (drafter, *slots), policy, about, extra_models=pair is not None)
   if bound.func is rules.speculative:
-    phases = Propose(0, gamma), Score(1), Verify(rules.bind(rules.own), (1,), accept)
+    draft = Propose(0, gamma, leaves=_leaves(leaves, gamma))
+    phases = draft, Score(1), Verify(rules.bind(rules.own), (1,), accept)
     facts = dict(speedup=theory.speedup_speculative, choose='methods.speculative(pair=(0, 2))')
   else:
-    phases = Propose(0, gamma + 1), Score(1, First(gamma)), Verify(bound, (0, 1), accept)
+    draft = Propose(0, gamma + 1, leaves=_leaves(leaves, gamma + 1))
+    phases = draft, Score(1, First(gamma)), Verify(bound, (0, 1), accept)
     facts = dict(speedup=theory.speedup_cascade, choose='methods.speculative(rule, pair=(0, 2))')
   about = About('speculative', rules.name_of(rule), block=gamma, over=ALONE, **facts)
   return Method(phases, slots, policy, about, extra_models=pair is not None)
@@ -319,7 +344,9 @@ def naive_cos(combiner: Combiner | Rule, block: int = 5, models: int = 2) -> Met
   return Method((Propose(0, gamma), *scores, Verify(bound, everyone)), everyone, about=about)
 
 
-def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2, *, drafter: int = 0) -> Method:
+def ensemble_sd(
+  combiner: Combiner | Rule, block: int = 5, models: int = 2, *, drafter: int = 0, leaves: Sequence[int] | int = ()
+) -> Method:
   """Speculate towards an ensemble as one opaque model: all n models score the block (Fu et al. 2025).
 
   This is the paper's baseline of speculative decoding for an ensemble. The drafter scores its own block again with a
@@ -332,6 +359,7 @@ def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2, *, d
     models: The number of models.
     drafter: The number of the model that drafts; one after those that are combined drafts beside them, as prompt lookup
       and a model that drafts in one pass do.
+    leaves: As of `speculative`.
 
   Example:
     >>> print(methods.ensemble_sd(functools.partial(rules.weighted, weights=(0.5, 0.5)), block=5))
@@ -340,7 +368,7 @@ def ensemble_sd(combiner: Combiner | Rule, block: int = 5, models: int = 2, *, d
   bound = rules.bind_combiner(combiner)
   gamma = checked_int('block', block)
   slots = tuple(range(1, _models(models, bound) + 1))
-  phases = Propose(0, gamma), *_in_turn(slots), Verify(bound, slots)
+  phases = Propose(0, gamma, leaves=_leaves(leaves, gamma)), *_in_turn(slots), Verify(bound, slots)
   if checked_int('drafter', drafter, 0) > models:
     raise ValueError(f'drafter={drafter}: the models are 0 … {models - 1}, and one beside them is model {models}.')
   speedup = theory.speedup_ensemble_sd if drafter == 0 else None
@@ -440,6 +468,7 @@ def scheduled(
   fit: predictors.Fit | None = None,
   ending: str = 'test',
   pair: Sequence[int] | None = None,
+  leaves: Sequence[int] | int = (),
 ) -> Method:
   """Speculative decoding in which a predictor of acceptance tells how much of each draft is verified.
 
@@ -460,6 +489,7 @@ def scheduled(
     ending: What follows the verified tokens of a sequence: a `'test'` of the next drafted token, which the method
       drafts one token more for, or a `'bonus'` token.
     pair: The numbers of drafter and verifier among the given models. None takes a list of these two, or of three.
+    leaves: As of `speculative`.
 
   Example:
     >>> print(methods.scheduled(predictors.margin, block=5))
@@ -469,11 +499,11 @@ def scheduled(
   """
   profile = None if plan is None else plans.profile_of(plan)
   budget = (verification.Causal() if profile is None else verification.Goodput()) if budget is None else budget
-  return _scheduled('scheduled', predictor, block, budget, profile, ending, fit, pair)
+  return _scheduled('scheduled', predictor, block, budget, profile, ending, fit, pair, leaves)
 
 
 def _scheduled(
-  name: str, signal: Callable, block: int, budget, profile, ending: str, fit=None, pair: Sequence[int] | None = None
+  name: str, signal: Callable, block: int, budget, profile, ending: str, fit=None, pair=None, leaves=()
 ) -> Method:
   gamma = checked_int('block', block)
   if ending not in ('test', 'bonus'):
@@ -491,7 +521,7 @@ def _scheduled(
   limit = verification.Scheduled(predictor, budget, most=gamma, spare=spare)
   last = len(slots) - 1
   phases = (
-    Propose(0, gamma + spare),
+    Propose(0, gamma + spare, leaves=_leaves(leaves, gamma + spare)),
     *((Score(1, First(gamma - 1)),) if reads else ()),
     Score(last, limit),
     *(() if spare else (Truncate(last),)),

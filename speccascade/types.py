@@ -32,6 +32,7 @@ FINAL = 2
 RESIDUAL = -1
 BONUS = -2
 NO_SOURCE = -3
+AFTER_LEAF = -4
 
 
 class Told(enum.Flag):
@@ -75,6 +76,29 @@ class Prompt:
 
 
 @struct.dataclass
+class Leaves:
+  """Other choices of the drafter than the pending tokens, which models score beside these, and no cache keeps.
+
+  At slot d of the window there are `counts[d]` choices, the pending token among them. Leaf i is at slot `depths[i]`,
+  behind the pending tokens before that slot.
+  """
+
+  choices: Array  # [B, D, K] the likeliest at each slot, without the pending token
+  logits: tuple[Array | None, ...]  # M × [B, L, V] next-token logits after each; None where a model does not score them
+  counts: tuple[int, ...] = static()
+
+  @property
+  def depths(self) -> tuple[int, ...]:
+    """Return the slot of each leaf."""
+    return tuple(d for d, count in enumerate(self.counts) for _ in range(count - 1))
+
+  @property
+  def tokens(self) -> Array:
+    """Return the leaves [B, L]."""
+    return jnp.concatenate([self.choices[:, d, : count - 1] for d, count in enumerate(self.counts)], 1)
+
+
+@struct.dataclass
 class Window:
   """The pending tokens: drafted, in `State.tokens`, not yet tested. Slot j belongs to position `length + j`."""
 
@@ -84,6 +108,7 @@ class Window:
   # M × [B, W+1, V] next-token logits at each slot, as far as `fed` reaches; None where no phase reads a model's.
   logits: tuple[Array | None, ...]
   vocab: int = static(default=0)  # the number of tokens
+  leaves: Leaves | None = None  # where the method has them
 
 
 class Network:
@@ -99,6 +124,7 @@ class Network:
     max_positions: How many positions there are; None if they are unbounded.
     context: Beyond how many positions the distributions are not to be trusted; None if that is not known.
     packs: Whether `extend` takes another argument, a `models.packing.Packing` of its window.
+    takes_leaves: Whether `extend` takes `leaves`.
     remembers: Whether `remember` changes the parameters.
     drafts_only: Whether the network proposes tokens and cannot verify.
     scan: Whether the parameters of all layers are stacked.
@@ -119,6 +145,7 @@ class Network:
   max_positions: int | None = None
   context: int | None = None
   packs: bool = False
+  takes_leaves: bool = False
   remembers: bool = False
   drafts_only: bool = False
   scan: bool = False
@@ -163,6 +190,9 @@ class Network:
       cache: The cache.
       tokens: [B, L].
       positions: [B, L], consecutive in each row.
+
+    A network that `takes_leaves` has a keyword `leaves`, how many of the last tokens are leaves: one at position p sees
+    what lies before p and itself, and no later token sees it.
 
     Returns:
       The logits [B, L, V] of the tokens after them, and the cache.

@@ -214,6 +214,8 @@ REQUESTS = {
   'dead ends': ({}, {}, leads_nowhere),
 }
 
+LEAVES = {'none': (), 'two at first': (2,), 'two': (2, 2, 2), 'divided': 3, 'three later': (1, 3, 2)}
+
 AXES = {
   'γ': lambda: ('1', '2', '2', '3'),
   'round': rounds,
@@ -225,6 +227,7 @@ AXES = {
   'fit': lambda: tuple(fits()),
   'budget': lambda: tuple(budgets()),
   'ending': lambda: ('test', 'bonus'),
+  'leaves': lambda: tuple(LEAVES),
   'sampler': lambda: tuple(SAMPLERS),
   'request': lambda: tuple(REQUESTS),
   'text': lambda: ('decoder', 'encoder–decoder'),
@@ -232,7 +235,14 @@ AXES = {
   'rows': lambda: ('2', '3'),
 }
 USUAL = dict(
-  accept='token_wise', policy='Policy', sampler='T=1', request='plain', text='decoder', seeds='own', rows='2'
+  accept='token_wise',
+  policy='Policy',
+  leaves='none',
+  sampler='T=1',
+  request='plain',
+  text='decoder',
+  seeds='own',
+  rows='2',
 )
 
 
@@ -341,12 +351,13 @@ def _by_name(hand: Hand, make, gamma: int):
     'budget': lambda: budgets()[hand('budget')],
     'plan': lambda: _profile(hand),
     'ending': lambda: hand('ending'),
+    'leaves': lambda: leaves_for(hand, gamma),
     'goodput': lambda: hand.some(*verification.COUNTS),
     'greedy': lambda: hand.some(True, False),
   }
   given = {}
   for name, parameter in inspect.signature(make).parameters.items():
-    asked = {'policy', 'accept', 'predictor', 'fit', 'budget', 'ending'} & {name}
+    asked = {'policy', 'accept', 'predictor', 'fit', 'budget', 'ending', 'leaves'} & {name}
     if parameter.default is parameter.empty or name in ALWAYS or asked or hand.some(True, False, False):
       if name in pieces:
         given[name] = pieces[name]()
@@ -358,6 +369,12 @@ def _by_name(hand: Hand, make, gamma: int):
   if not takes and own and (hand.some(*[False] * 4, True) or 'accept' in hand.fixed):
     made = made.accepting(acceptors()[hand('accept')])
   return made
+
+
+def leaves_for(hand: Hand, drafted: int):
+  """Return leaves for so many drafted tokens at least."""
+  leaves = LEAVES[hand('leaves')]
+  return leaves if isinstance(leaves, int) else leaves[:drafted]
 
 
 def _by_batch(hand: Hand, gamma: int):
@@ -412,7 +429,8 @@ def _phases(hand: Hand, gamma: int, name: str) -> Method:
   policy = policies()[hand('policy')]
   if 'turns' in name:
     return _turns(hand, gamma, slots, verify, policy)
-  phases: list[Any] = [Propose(0, gamma)]
+  leaves = methods.speculative(block=gamma, leaves=leaves_for(hand, gamma)).phases[0].leaves
+  phases: list[Any] = [Propose(0, gamma, leaves=leaves)]
   for slot in sorted({*tested, last} - ({0} if hand.some(True, True, False) else set())):
     limit = None
     if slot == last and hand.some(True, False, False):

@@ -1,10 +1,12 @@
 """The formulas of theory.py and `experiments/three_models` against simulations, brute force and the compiled loop."""
 
 import functools
+import itertools
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.optimize
 from tiers import long_but
 
 from experiments.three_models import middle
@@ -350,3 +352,43 @@ def test_tokens_per_round_are_the_mean_of_simulated_rounds(alpha, gamma):
   assert close(run + 1.0, theory.tokens_per_round(alpha, gamma))  # a rejection or the bonus gives one more
   no_bonus = np.minimum(run + 1.0, gamma)
   assert close(no_bonus, theory.tokens_per_round_without_bonus(alpha, gamma))
+
+
+@pytest.mark.parametrize('vocab', [3, 6, 40])
+def test_the_choices_of_one_noise_have_the_token_as_often_as_is_simulated(vocab):
+  rng = np.random.default_rng(vocab)
+  q, pi = rng.dirichlet(np.full(vocab, 0.5), 2)
+  clocks = rng.exponential(size=(200_000, vocab))
+  token = np.argmin(clocks / pi, 1)
+  of_drafter = clocks / q
+  before = (of_drafter < np.take_along_axis(of_drafter, token[:, None], 1)).sum(1)
+  np.testing.assert_allclose(theory.acceptance_of_list(q, pi, 1), theory.acceptance_rate(q, pi, 'gumbel'), atol=1e-9)
+  for k in (1, 2, 4, 8):
+    chance = theory.acceptance_of_list(q, pi, k)
+    assert abs((before < k).mean() - chance) < 5 * (chance * (1 - chance) / len(clocks)) ** 0.5 + 1e-9
+
+
+def test_schemes_of_lists_are_what_they_are_by_definition():
+  rng = np.random.default_rng(0)
+  q, pi = rng.dirichlet(np.ones(4), (2, 3))
+  np.testing.assert_allclose(theory.acceptance_of_list(q, pi, 1, 'iid'), theory.acceptance_rate(q, pi))
+  np.testing.assert_allclose(theory.acceptance_of_list(q, pi, 1, 'greedy'), theory.acceptance_rate(q, pi))
+  # The best test of two independent drafts, by linear programming: the mass that a plan moves to a draft of the pair.
+  for q_, pi_ in zip(q, pi, strict=True):
+    pairs = list(itertools.product(range(4), repeat=2))
+    sends = [(p, v) for p in range(len(pairs)) for v in {*pairs[p]}]
+    limits = [[float(p == n) for p, _ in sends] for n in range(len(pairs))]
+    limits += [[float(v == n) for _, v in sends] for n in range(4)]
+    most = [q_[a] * q_[b] for a, b in pairs] + list(pi_)
+    best = -scipy.optimize.linprog([-1.0] * len(sends), limits, most).fun
+    np.testing.assert_allclose(theory.acceptance_of_list(q_, pi_, 2, 'iid'), best, atol=1e-9)
+  for scheme in ('gumbel', 'greedy', 'top'):
+    np.testing.assert_allclose(theory.acceptance_of_list(q, pi, 4, scheme), 1, atol=1e-9)
+  with pytest.raises(ValueError, match="scheme='best' is none of gumbel, iid, greedy, top"):
+    theory.acceptance_of_list(q, pi, 2, 'best')
+
+
+def test_leaves_are_divided_where_they_are_hit_most():
+  assert theory.divide_leaves(0, 5) == ()
+  assert sum(theory.divide_leaves(10, 5)) - len(theory.divide_leaves(10, 5)) == 10
+  assert theory.divide_leaves(6, 3, [1.0, 0.5, 1.0]) == (1, 7)  # nothing is rejected elsewhere

@@ -28,16 +28,35 @@ _CACHE: dict[tuple, tuple] = {}  # (id of an array, what is made of it): (weak r
 
 
 class View(NamedTuple):
-  """Which slots each query sees: those up to its position and, unless `window` is 0, no further back than that."""
+  """Which slots each query sees: those up to its position and, unless `window` is 0, no further back than that.
 
-  positions: Array  # [B, L] consecutive in each row
+  Queries lie in consecutive slots. A leaf, whose position is that of another query, sees the slots before its position,
+  and its own; what it leaves there lies behind the others, and is written again before it is seen.
+  """
+
+  positions: Array  # [B, L] consecutive in each row, but for leaves
   window: Array | int = 0
   packing: Any = None  # models.packing.Packing of what is computed by token
   source: tuple[Entry, Array] | None = None  # slots beside the cache's, of which every query sees the first [B]
+  leaves: int = 0  # how many of the last queries are leaves
+
+  @property
+  def own(self) -> Array:
+    """Return the slot of each query [B, L]."""
+    return self.positions[:, :1] + jnp.arange(self.positions.shape[1])[None]
+
+  def distance(self, slots: int) -> Array:
+    """Return how far before each query each slot is [B, L, T]; negative for what it does not see."""
+    slot = jnp.arange(slots)[None, None]
+    distance = self.positions[:, :, None] - slot
+    if not self.leaves:
+      return distance
+    own = self.own[:, :, None]
+    return jnp.where(slot == own, 0, jnp.where(slot < jnp.minimum(own, self.positions[:, :, None]), distance, -1))
 
   def mask(self, slots: int) -> Array:
     """Return [B, L, T]."""
-    distance = self.positions[:, :, None] - jnp.arange(slots)[None, None]
+    distance = self.distance(slots)
     if isinstance(self.window, int) and self.window == 0:
       return distance >= 0
     return (distance >= 0) & ((distance < self.window) | (jnp.asarray(self.window) == 0))

@@ -469,7 +469,11 @@ class Layout:
     logits = tuple(None if x is None else self.by_vocabulary(x, slot) for slot, x in by_slot)
     sharded = next((slot for slot in range(len(self.axes)) if self._head(slot)), 0)
     drafted = None if state.window.probs is None else self.by_vocabulary(state.window.probs, sharded)
-    window = specs.window.replace(logits=logits, probs=drafted)
+    leaves = state.window.leaves
+    if leaves is not None:
+      after = tuple(None if x is None else self.by_vocabulary(x, slot) for slot, x in enumerate(leaves.logits))
+      leaves = specs.window.leaves.replace(logits=after)
+    window = specs.window.replace(logits=logits, probs=drafted, leaves=leaves)
     return specs.replace(window=window, caches=self.only(cached).caches(state.caches) if state.caches else ())
 
   def pin(self, tree: Any, specs: Any = None) -> Any:

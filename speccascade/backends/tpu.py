@@ -106,7 +106,10 @@ class TPU(Backend):
     if self._plain(q) or view.source is not None:
       return super().extend(q, k, v, cache, layer, view, bias, **scores)
     stacked = not isinstance(cache, tuple)
-    if pieces := self._pieces(q, cache if stacked else cache[layer], bias):
+    pieces = self._pieces(q, cache if stacked else cache[layer], bias)
+    if pieces and view.leaves:
+      return super().extend(q, k, v, cache, layer, view, bias, **scores)
+    if pieces:
       found = []
       for at, some in pieces:
         seen = view._replace(positions=view.positions[:, at])
@@ -116,6 +119,8 @@ class TPU(Backend):
     entry = cache if stacked else {name: x[:, None] for name, x in cache[layer].items()}
     at = dict(first=view.positions[:, 0], length=view.positions[:, 0] + q.shape[1], window=view.window)
     at['layer'] = layer if stacked else 0
+    if view.leaves:
+      at['positions'] = view.positions
     y, key, value = self._call(q, entry, bias, {'k': k, 'v': v}, at, causal=True, **scores)
     entry = {'key': key, 'value': value}
     if not stacked:
@@ -138,7 +143,7 @@ class TPU(Backend):
     slots = ('rows', None, 'heads', None, None)
     arrays = {'q': (q, heads), **{name: (x, slots) for name, x in entry.items()}}
     arrays |= {name: (x, heads) for name, x in new.items()}
-    arrays |= {name: (jnp.asarray(x, jnp.int32), ('rows',) * np.ndim(x)) for name, x in at.items()}
+    arrays |= {name: (jnp.asarray(x, jnp.int32), ('rows', None)[: np.ndim(x)]) for name, x in at.items()}
     if bias is not None:
       arrays['bias'] = bias, ('rows', 'heads', None, None)
     packed = _packing(settings.pop('kv_heads'), q.shape[-1])[0]

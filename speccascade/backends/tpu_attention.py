@@ -46,6 +46,7 @@ def attend(
   scale: float,
   cap: float | None,
   new=None,
+  positions: Array | None = None,
   interpret: bool = False,
 ):
   """Return the attention of queries over a layer's slots, having written a window into them.
@@ -64,6 +65,7 @@ def attend(
     scale: Multiplied with q·k.
     cap: Scores become cap · tanh(score / cap); None for none.
     new: Keys and values [B, L, G·P] that are written from slot `first` on; None for none.
+    positions: [B, L] of the queries where leaves are among them, which see the slots before it and their own.
     interpret: Whether the kernel runs without a TPU.
 
   Returns:
@@ -71,7 +73,7 @@ def attend(
   """
   if new is not None and not interpret:  # else XLA moves what fits to VMEM, and back
     key, value = (pltpu.with_memory_space_constraint(x, pltpu.HBM) for x in (key, value))
-  settings = _Settings(heads, causal, scale, cap, bias is not None, new is not None)
+  settings = _Settings(heads, causal, scale, cap, bias is not None, new is not None, positions is not None)
   result = jax.ShapeDtypeStruct(q.shape, q.dtype)
   batch, width, lanes = q.shape
   q, new = _without_axis(q, new)
@@ -81,7 +83,8 @@ def attend(
   window = jnp.asarray(window, jnp.int32)
   spans = _spans(first, length, window, causal, share)
   scalars = jnp.asarray(layer, jnp.int32).reshape(1), first, length, window.reshape(1), *spans
-  inputs = [q, key, value, *([] if bias is None else [bias]), *(new or ())]
+  places = [] if positions is None else [_in_lanes(positions)]
+  inputs = [q, key, value, *([] if bias is None else [bias]), *places, *(new or ())]
   outputs = [result, *((jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (key, value)) if settings.writes else ())]
   return pl.pallas_call(
     functools.partial(_kernel, settings),
@@ -94,6 +97,12 @@ def attend(
     cost_estimate=_cost(batch * groups * rows, key, causal),
     metadata={'cycles': str(_cycles(settings, rows, share, key))},  # which planning.rounds reads
   )(*scalars, *inputs)
+
+
+def _in_lanes(positions: Array) -> Array:
+  """Return positions [B, L] in all lanes of the rows of a head [B, R, 128]."""
+  padded = jnp.pad(positions, ((0, 0), (0, -positions.shape[1] % STEP)))
+  return jnp.broadcast_to(padded[:, :, None], (*padded.shape, BLOCK))
 
 
 def most_tokens(key: Array, heads: int) -> int:
@@ -145,6 +154,8 @@ def _grid_spec(settings: '_Settings', scalars: int, rows: int, share: int, input
   if settings.biased:
     own = more.pop(0).shape[0] > 1
     in_specs.append(pl.BlockSpec((share if own else 1, groups, rows, BLOCK), _index_map('b' if own else 0, 0, 0, 'j')))
+  if settings.leaves:
+    in_specs.append(_window_spec(share, more.pop(0)))
   return pltpu.PrefetchScalarGridSpec(
     num_scalar_prefetch=scalars,
     grid=(batch // share, slots // BLOCK),
@@ -208,6 +219,7 @@ class _Settings(NamedTuple):
   cap: float | None
   biased: bool
   writes: bool
+  leaves: bool
 
 
 class _Refs(NamedTuple):
@@ -217,6 +229,7 @@ class _Refs(NamedTuple):
   key: Any
   value: Any
   bias: Any
+  positions: Any  # of the queries where there are leaves
   new: Any  # keys and values of the window
   y: Any
   caches: Any  # where they are written
@@ -234,7 +247,9 @@ class _Refs(NamedTuple):
 
     writes = 2 * settings.writes
     bias = next(rest) if settings.biased else None
-    return cls(q, key, value, bias, take(writes), next(rest), take(writes), next(rest), take(3), take(2 * writes))
+    positions = next(rest) if settings.leaves else None
+    more = take(writes), next(rest), take(writes), next(rest), take(3), take(2 * writes)
+    return cls(q, key, value, bias, positions, *more)
 
   def row(self, r: int, b) -> '_Refs':
     """Return the references of row r of a step, which is row b of the batch."""
@@ -247,6 +262,7 @@ class _Refs(NamedTuple):
       key=self.key.at[r, 0],
       value=self.value.at[r, 0],
       bias=None if self.bias is None else self.bias.at[min(r, self.bias.shape[0] - 1)],
+      positions=None if self.positions is None else self.positions.at[r],
       new=[window(x) for x in self.new],
       y=self.y.at[r],
       caches=[x.at[b] for x in self.caches],
@@ -314,18 +330,23 @@ def _visit(settings: _Settings, row: _Refs, layer, j, start, end, back):
       for copy in _copies(row, width, layer, j, start):
         copy.start()
 
-  visible = functools.partial(_visible, settings.causal, j, width, start, end, back)
+  visible = functools.partial(_visible, settings.causal, j, width, start, end, back, row.positions)
   queries = row.queries[...].astype(k.dtype)
   _add(settings, queries, k, v, None if row.bias is None else row.bias[...], visible, row.sums)
 
 
-def _visible(causal: bool, j, width: int, start, end, back, shape) -> Array:
+def _visible(causal: bool, j, width: int, start, end, back, positions, shape) -> Array:
   """Return which slots of block j each query sees."""
   slot = j * BLOCK + lax.broadcasted_iota(jnp.int32, shape, 2)
   if not causal:
     return slot < end
-  position = start + lax.rem(lax.broadcasted_iota(jnp.int32, shape, 1), -(-width // STEP) * STEP)
-  return (slot <= position) & ((back == 0) | (position - slot < back))
+  rows = -(-width // STEP) * STEP  # of a head
+  own = start + lax.rem(lax.broadcasted_iota(jnp.int32, shape, 1), rows)
+  if positions is None:
+    return (slot <= own) & ((back == 0) | (own - slot < back))
+  at = jnp.tile(positions[...], (shape[1] // rows, 1))[None]
+  before = (slot < jnp.minimum(at, own)) & ((back == 0) | (at - slot < back))
+  return before | (slot == own)
 
 
 def _add(settings: _Settings, x: Array, k: Array, v: Array, bias: Array | None, visible, sums) -> None:

@@ -182,13 +182,19 @@ class Pair(Around):
 class Observed(Pair):
   """The verifier, which keeps the features of what it reads."""
 
+  takes_leaves = True
+
   def reads(self, params: Params, cache: Cache) -> tuple[Params, Cache]:
     own, model = self.model.reads(params['model'], cache['model'])
     return own, {'model': model, 'features': cache['features']}
 
-  def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
+  def extend(
+    self, params: Params, cache: Cache, tokens: Array, positions: Array, leaves: int = 0
+  ) -> tuple[Array, Cache]:
     """Feed tokens [B, L]; return logits [B, L, V] and the cache."""
-    logits, model, states = self.model.observe(params['model'], cache['model'], tokens, positions, self.head.kept)
+    fed = params['model'], cache['model'], tokens, positions
+    logits, model, states = self.model.observe(*fed, self.head.kept, leaves)
+    states, positions = (x[:, : tokens.shape[1] - leaves] for x in (states, positions))
     features = _stored(cache['features'], self.head.features(params['head'], states), positions)
     return logits, {**cache, 'model': model, 'features': features}
 

@@ -29,6 +29,7 @@ class RowFacts(NamedTuple):
     closed: Whether the last pending token ends the text, so that nothing follows it.
     chosen: What limits have chosen in this round: the number of the phase, and how many pending tokens it let through.
     dropped: How many drafted tokens were forgotten untested in this round.
+    leaves: The slots that have scored the leaves of this round; None where it has none.
   """
 
   pending: int
@@ -36,6 +37,7 @@ class RowFacts(NamedTuple):
   closed: bool = False
   chosen: tuple[tuple[int, int], ...] = ()
   dropped: int = 0
+  leaves: tuple[int, ...] | None = None
 
   def next_round(self, fed: set[int | None], most: int) -> 'RowFacts':
     """Return the row before the next round; what a model that nothing feeds has not read does not count."""
@@ -49,6 +51,10 @@ class RowFacts(NamedTuple):
   def chooses(self, limit: int, count: int) -> 'RowFacts':
     """Return the row after the limit of a phase, by its number, has let so many pending tokens through."""
     return self._replace(chosen=(*self.chosen, (limit, count)))
+
+  def scores_leaves(self, model: int) -> 'RowFacts':
+    """Return the row after a model has scored its leaves."""
+    return self._replace(leaves=tuple(sorted({*self.leaves, model})))
 
   def drafts(self, count: int, closed: bool = False) -> 'RowFacts':
     """Return the row with more tokens pending."""
@@ -67,6 +73,13 @@ class RowFacts(NamedTuple):
       return RowFacts(self.pending - accepted, unread, self.closed)
     # A model has read no token that was dropped, nor the last that was committed.
     return RowFacts(0, tuple(max(n + emitted, more, 1) for n in self.unread))
+
+  def commits_leaf(self, accepted: int, readers: Iterable[int]) -> 'RowFacts':
+    """Return the row after `accepted` tokens, a leaf that some models then read, and a token more were committed."""
+    row = self.commits(accepted, 2)
+    for model in readers:
+      row = row.reads(model, 1)
+    return row
 
 
 class Untested(NamedTuple):
@@ -93,6 +106,7 @@ class Notes:
     beside: Whether the windows of some that wait are still needed.
     behind: Whether in some row tokens are pending before it, or its model has read all.
     drafted: The most tokens that it made pending.
+    leaves: Whether its model scores leaves.
     untested: As of the class.
   """
 
@@ -107,6 +121,7 @@ class Notes:
   beside: bool = False
   behind: bool = False
   drafted: int = 0
+  leaves: bool = False
   untested: set[Untested] = dataclasses.field(default_factory=set)
 
   @property

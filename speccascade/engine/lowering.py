@@ -34,6 +34,7 @@ class Phase:
     follows: Whether what it commits follows its target, if it was told no more than the law allows; None: not known.
     redraws: Whether a token that was dropped may be drawn again from another distribution.
     coupled: Whether it reads the noise of `Sampler(coupling='gumbel')`.
+    leaves: How many choices it keeps at each place of its draft, the drafted token among them; () where that alone.
   """
 
   draws: int = 0
@@ -47,6 +48,7 @@ class Phase:
   follows: bool | None = True
   redraws: bool = False
   coupled: bool = False
+  leaves: tuple[int, ...] = ()
 
   def parts(self) -> tuple['Phase', ...]:
     """Return the phases that it is made of, all the way down: itself, unless it runs others."""
@@ -119,6 +121,8 @@ class Start:
   window: int = static()  # W, the most tokens ever pending
   logits_read: tuple[int, ...] = static()  # the slots whose logits are read later
   by_round: bool = static()  # whether random numbers are keyed by round as well
+  leaves: tuple[int, ...] = static()  # as of the phase that drafts
+  leaves_scored: tuple[int, ...] = static()  # the slots whose logits after leaves are read
 
 
 @struct.dataclass
@@ -132,6 +136,8 @@ class Lowered:
   beyond: int = static()  # the most positions behind the last committed token that are written
   by_round: bool = static()  # whether random numbers are keyed by round as well
   branches: int = static()  # how many rounds there may be
+  leaves: tuple[int, ...] = static()  # as of the phase that drafts
+  leaves_scored: tuple[int, ...] = static()  # the slots whose logits after leaves are read
 
   @property
   def parts(self) -> tuple[Phase, ...]:
@@ -153,7 +159,8 @@ class Lowered:
   def start(self) -> Start:
     """What the first state depends on."""
     recorders = tuple(phase for phase in self.parts if phase.records(0, 0))
-    return Start(self.policy, recorders, self.window, tuple(sorted(self.logits_read)), self.by_round)
+    read = tuple(sorted(self.logits_read))
+    return Start(self.policy, recorders, self.window, read, self.by_round, self.leaves, self.leaves_scored)
 
   def turns(self, rows: int) -> int:
     """Return in how many rounds at least one of so many rows commits a token."""
@@ -167,9 +174,28 @@ def lower(method) -> Lowered:
   phases = mapped(lambda phase: phase.lowered(next(notes)), method.phases)
   parts = flat(phases)
   beyond = max(found.window, *(phase.beyond for phase in parts))
+  branches = len(rounds(method.phases))
+  leaves = _leaves(parts, branches)
+  tested = {slot for phase in parts for slot in phase.tests}
+  scored = {phase.feeds for phase, notes in zip(parts, found.notes, strict=True) if notes.leaves} & tested
+  if leaves and not scored:
+    raise ValueError(f'{parts[0]} has leaves that no model of a test scores: put Score between it and Verify.')
+  beyond += sum(n - 1 for n in leaves)
+  by_round = law.by_round(method)
   return Lowered(
-    phases, method.policy, method.slots, found.window, beyond, law.by_round(method), len(rounds(method.phases))
+    phases, method.policy, method.slots, found.window, beyond, by_round, branches, leaves, tuple(sorted(scored))
   )
+
+
+def _leaves(parts: Sequence[Phase], branches: int) -> tuple[int, ...]:
+  """Return the leaves of the phases of a round, which is to have one draft and one test."""
+  found = [phase for phase in parts if phase.leaves]
+  if not found:
+    return ()
+  drafts, tests = ([p for p in parts if some(p)] for some in (lambda p: p.draws, lambda p: p.tests))
+  if branches > 1 or len(drafts) > 1 or len(tests) > 1:
+    raise ValueError(f'{found[0]} has leaves, which are of rounds with one draft and one test: leave them out.')
+  return found[0].leaves
 
 
 def cut(method: Lowered, drafters: Sequence[int]) -> tuple[Lowered, Lowered]:
@@ -181,6 +207,8 @@ def cut(method: Lowered, drafters: Sequence[int]) -> tuple[Lowered, Lowered]:
     ValueError: If a drafter is fed after the verifier.
   """
   slots = range(len(method.slots))
+  if method.leaves:
+    raise ValueError('it has leaves')
   if method.branches > 1:
     sides = drafters, [slot for slot in slots if slot not in drafters]
     return tuple(method.replace(phases=tuple(p.only(side) for p in method.phases)) for side in sides)

@@ -242,7 +242,10 @@ class Method(Strategy):
         f'{self.name} reads the distribution of model {self.slots[slot]}, {why}. Let the model draft beside those of '
         'the target, as in methods.speculative(rule, drafter=2).'
       )
-    lower(method)  # which refuses a phase that cannot do its work
+    for slot in lower(method).leaves_scored:  # lower refuses a phase that cannot do its work
+      if not slots[slot].takes_leaves:
+        model = f'model {self.slots[slot]}, a {type(slots[slot]).__name__},'
+        raise ValueError(f'{self.name} has leaves, which {model} does not score: leave them out.')
     return method
 
   def check_law(self, sampler: Any):

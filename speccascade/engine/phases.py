@@ -16,6 +16,7 @@ from jax import lax, tree_util
 import jax.numpy as jnp
 
 from speccascade import acceptance, rules, sampling
+from speccascade.backends import ops
 from speccascade.backends.ops import take, take1, with_column
 from speccascade.engine.facts import Notes, RowFacts, Untested
 from speccascade.engine.feeding import (
@@ -24,6 +25,8 @@ from speccascade.engine.feeding import (
   drawn_window,
   feed,
   finite,
+  is_end,
+  leaves_beside,
   masked_window,
   process,
   store_by_row,
@@ -31,7 +34,7 @@ from speccascade.engine.feeding import (
 )
 from speccascade.engine.limits import Limit
 from speccascade.engine.lowering import flat, mapped, Phase, rounds
-from speccascade.engine.state import Commit, Context, Fault, sampler_for_window, State
+from speccascade.engine.state import Commit, Context, Fault, LeafCommit, sampler_for_window, State
 from speccascade.models.packing import coarse_widths, fine_widths, MOST
 from speccascade.types import (
   Array,
@@ -94,6 +97,9 @@ class Score(Phase):
     for count in (row.pending,) if self.limit is None else self.limit.counts(row.pending):
       notes.feeds(row, self.model, count)
       after = row.reads(self.model, min(row.unread[self.model], -count))
+      if row.leaves is not None:
+        notes.leaves = True
+        after = after.scores_leaves(self.model)
       yield after.chooses(notes.number, count) if self.limit is not None and self.limit.varies else after
 
   def lowered(self, notes: Notes) -> 'Score':
@@ -121,7 +127,8 @@ class Score(Phase):
     m = self.model
     widest = self.widths[-1]
     sizes = context.backend.window_widths(rows, self.widths)  # each is a branch of the program
-    packs = len(sizes) > 1 and 1 < rows <= MOST and context.packs[m]
+    beside = leaves_beside(state, m)
+    packs = len(sizes) > 1 and 1 < rows <= MOST and context.packs[m] and beside is None
     widths = jnp.array(sizes, jnp.int32)
     # A window is as wide as the row that needs most; packed tokens are as many as the rows need together.
     over = need.sum() > widths[:-1] * rows if packs else need.max() > widths[:-1]
@@ -131,7 +138,8 @@ class Score(Phase):
     else:
       computed = widths[which]
     called = (need > 0).astype(jnp.int32)
-    state = state.charge(m, calls=called, positions=need, computed=computed)
+    leaves = 0 if beside is None else len(beside.depths)
+    state = state.charge(m, calls=called, positions=need + leaves * called, computed=computed + leaves)
 
     def at_width(state, width):
       packed = packs and width < widest
@@ -202,6 +210,10 @@ class Propose(Phase):
   With 1 that is the last committed token, which the loop's first turn feeds. After a round whose last token came from
   another model there are 2. With 0 the model has read everything, and other models' tokens may be pending.
 
+  With `leaves`, of each token the next choices of the model are kept too, of the first `leaves[0]` in all and so on.
+  The models that score the draft score them beside it, and if the token that follows a rejection is one of them, one
+  token more follows at once: the distribution after it is known.
+
   `mask_token` and `provisional` are those of the network. With a mask token the model is called once, and each token is
   drawn from a distribution of its own that does not know those before it; so no target can read it. What is
   provisional, and what a mask has written, the model reads again as soon as it is committed.
@@ -210,12 +222,14 @@ class Propose(Phase):
   model: int = static()
   n: int = static()
   catch_up: int = static(default=1)
+  leaves: tuple[int, ...] = static(default=())
   mask_token: int | None = static(default=None)
   provisional: bool = static(default=False)
   remembers: bool = static(default=False)
 
   def __str__(self):
-    return f'propose({self.model}, {self.n}{"" if self.mask_token is None else " in one pass"})'
+    leaves = ', of ' + '·'.join(map(str, self.leaves)) if self.leaves else ''
+    return f'propose({self.model}, {self.n}{leaves}{"" if self.mask_token is None else " in one pass"})'
 
   @property
   def draws(self) -> int:
@@ -269,12 +283,15 @@ class Propose(Phase):
           # The last token that was drawn is not fed, but where the policy ended the draft before another.
           for read in {count, max(count - 1, 0)} if varies and not closed else {max(count - 1, 0)}:
             read = 0 if self.reads_again else row.pending + read
-            yield row.reads(self.model, -read).drafts(count, closed)
+            drafted = row.reads(self.model, -read).drafts(count, closed)
+            yield drafted._replace(leaves=()) if self.leaves else drafted
 
   def lowered(self, notes: Notes) -> 'Propose':
     if notes.reached and (not notes.drafted or notes.goes_on and self.reads_again):
       unread = f'tokens that slot {self.model} has not read; put score({self.model}) before it'
       raise ValueError(f'{self} drafts behind {unread}.')
+    if self.leaves and notes.goes_on:
+      raise ValueError(f'{self} has leaves and drafts behind pending tokens: leave them out.')
     return self.replace(catch_up=0 if notes.goes_on else notes.need)
 
   @property
@@ -429,6 +446,8 @@ class Verify(Phase):
     tested = max(min(row.pending, known), 0)
     for accepted in range(tested):
       yield row.commits(accepted, 1)
+      if row.leaves is not None:
+        yield row.commits_leaf(accepted, (m for m in self.models if m not in row.leaves))
     if row.closed and tested == row.pending:
       return  # the text has ended
     more = int(known > row.pending)
@@ -474,13 +493,59 @@ class Verify(Phase):
     outcome = Commit(
       scored, tested, accepted, rejected, rejected | bonus, token, deferred, self.models[-1], target.probs
     )
-    after = commit(context, state.replace(noise=noise), outcome, keep=self.keep)
+    state = state.replace(noise=noise)
+    if state.window.leaves is not None:
+      state, outcome = self._at_leaf(context, state, outcome)
+    after = commit(context, state, outcome, keep=self.keep)
     lost = state.active & (accepted == usable) & (usable < known) & ~after.done
     now = jax.tree.map(lambda new, old: jnp.where(lost, new, old), self._fault(logits, target, accepted), after.fault)
     return after.replace(done=after.done | lost, active=after.active & ~lost, fault=now)
 
+  def _at_leaf(self, context: Context, state: State, c: Commit) -> tuple[State, Commit]:
+    """Return the state, and the outcome with a token more in rows where that after a rejection is a leaf."""
+    leaves = state.window.leaves
+    drafted = state.tokens
+    end = state.length + c.accepted
+    slot = c.accepted + 1
+    mine = (leaves.tokens == c.token[:, None]) & (jnp.array(leaves.depths)[None] == c.accepted[:, None])  # [B, L]
+    goes_on = ~is_end(context, state, c.token) & (end + 1 < state.limit)
+    hit = state.active & c.rejected & goes_on & mine.any(1)
+
+    # A model of the test that has not scored leaves reads it now, which is a part of what it reads before it drafts on.
+    scored = [m for m in range(len(leaves.logits)) if leaves.logits[m] is not None]
+    readers = tuple(m for m in self.models if m not in scored)
+    dropped = hit[:, None] & jnp.array([m not in scored for m in range(len(leaves.logits))])[None]
+    fed = jnp.where(dropped, jnp.minimum(state.fed, end[:, None]), state.fed)
+    state = state.replace(tokens=ops.put(drafted, end, c.token, hit), fed=fed)
+
+    def read(state):
+      for m in readers:
+        need = hit.astype(jnp.int32)
+        state = state.charge(m, calls=need, positions=need, computed=1)
+        state, logits = feed(context, state, m, 1, need)
+        state = store_by_row(context, state, m, logits, slot, need)
+      return state
+
+    if readers:
+      state = context.backend.choose(jnp.where(hit.any(), 0, 1), [read], state)
+    logits = [take1(state.window.logits[m], slot) if m in readers else None for m in range(len(leaves.logits))]
+    for m in scored:
+      logits[m] = take1(leaves.logits[m], mine.argmax(1))
+
+    sampler = sampler_for_window(state).at(slot)
+    after = jnp.stack([logits[m] for m in self.models])  # [M, B, V]
+    target = rules.target(self.combiner, after, sampler, slot, rules.Prefix(state.tokens, end + 1))
+    hit = hit & self._lawful(after, target)
+    token, noise = state.noise.draw(target.probs, end + 1, FINAL, state.length)
+    deferred = c.deferred
+    if deferred is not None and not self.final_defers:
+      deferred = ops.put(deferred, slot, target.deferred, hit)
+    leaf = LeafCommit(hit, token, tuple(logits), readers)
+    outcome = c.replace(leaf=leaf, target=ops.put(c.target, slot, target.probs, hit), deferred=deferred)
+    return state.replace(tokens=drafted, noise=noise), outcome
+
   def _lawful(self, logits: Array, target: rules.Target) -> Array:
-    """Return at which slots the target of logits [M, B, W+1, V] is a distribution [B, W+1]."""
+    """Return where the target of logits [M, …, V] is a distribution […]."""
     lawful = finite(logits).all(0)
     return lawful if target.normalized else lawful & rules.is_distribution(target.probs)
 

@@ -14,7 +14,7 @@ from speccascade import rules
 from speccascade.engine import requests, validate
 from speccascade.engine.job import DecodeJob
 from speccascade.engine.stats import Counts, derive, PER_MODEL, Stats
-from speccascade.types import BONUS, NO_FAULT, NO_SOURCE, RESIDUAL, STALLED
+from speccascade.types import AFTER_LEAF, BONUS, NO_FAULT, NO_SOURCE, RESIDUAL, STALLED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +205,8 @@ class RowReader:
       np.add.at(by_model, list(self.method.slots), derived[name])
       derived[name] = by_model
     bonus = BONUS if len(self.method.slots) > 1 else self.method.slots[0]  # a model alone writes every token
-    number = np.array([*self.method.slots, NO_SOURCE, bonus, RESIDUAL])  # the codes -3, -2, -1 stay as they are
+    # The codes -4 … -1 stay as they are.
+    number = np.array([*self.method.slots, AFTER_LEAF, NO_SOURCE, bonus, RESIDUAL])
     return derived | {'source': number[derived['source'][span]]}
 
   def _top(self, row: requests.RequestRow, batch: dict, at: int, span: slice) -> list | None:

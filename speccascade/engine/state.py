@@ -57,6 +57,16 @@ class Fault:
 
 
 @struct.dataclass
+class LeafCommit:
+  """Where the token after a rejection is a leaf: what follows it, by row."""
+
+  hit: Array  # [B] whether it is one
+  token: Array  # [B] the token after it
+  logits: tuple[Array | None, ...]  # M × [B, V] after it; None of a model that the test does not read
+  readers: tuple[int, ...] = static()  # the slots that have read it
+
+
+@struct.dataclass
 class Commit:
   """The outcome of a verification, by row: which tokens are committed, and how they came about."""
 
@@ -69,6 +79,12 @@ class Commit:
   deferred: Array | None  # [B, W+1] whether the rule deferred there; None where it makes no decision
   judge: int = static()  # the slot of the last model of the test
   target: Array | None = None  # [B, W+1, V] the target that was tested; None where there is none
+  leaf: LeafCommit | None = None  # where there are leaves
+
+  @property
+  def hit(self) -> Array | int:
+    """Return in which rows a token follows the one more [B]."""
+    return 0 if self.leaf is None else self.leaf.hit.astype(jnp.int32)
 
 
 class Record:

@@ -15,7 +15,7 @@ import numpy as np
 from speccascade.backends.ops import take, with_column
 from speccascade.engine.records import fresh_slots
 from speccascade.engine.state import Commit, Record, State
-from speccascade.types import Array, BONUS, iota, NO_SOURCE, RESIDUAL
+from speccascade.types import AFTER_LEAF, Array, BONUS, iota, NO_SOURCE, RESIDUAL
 
 PER_MODEL = ('calls', 'positions', 'computed', 'drafted')  # statistics with an axis of models
 
@@ -36,7 +36,7 @@ class Counts(Record):
   accepted_lengths: Array  # [B, W+1] histogram over rounds of the accepted length
   verified_lengths: Array  # [B, W+1] histogram over rounds of how many pending tokens all models of the test scored
   tested_at: Array  # [B, W] by position in the block
-  source: Array  # [B, T] for each output token: the model that drafted it (or wrote it alone), RESIDUAL or BONUS
+  source: Array  # [B, T] of each output token: the model that drafted it (or wrote it alone), or a code of `types`
 
   @classmethod
   def zeros(cls, batch: int, models: int, width: int, buffer: int) -> 'Counts':
@@ -62,9 +62,11 @@ class Counts(Record):
   def after(self, state: State, commit: Commit, new: Array, emitted: Array) -> 'Counts':
     drawn = jnp.where(commit.rejected, RESIDUAL, BONUS)[:, None]
     drafted = jnp.pad(state.window.source, ((0, 0), (0, 1)))  # [B, W+1]
-    origin = jnp.where(iota(drafted.shape[1]) < commit.accepted[:, None], drafted, drawn)
     width = self.tested_at.shape[1]
     slots = iota(width + 1)
+    if commit.leaf is not None:
+      drawn = jnp.where(slots > commit.accepted[:, None], AFTER_LEAF, drawn)
+    origin = jnp.where(iota(drafted.shape[1]) < commit.accepted[:, None], drafted, drawn)
     # Tests count up to the first failure.
     reached = jnp.minimum(jnp.minimum(commit.tested, commit.accepted + 1), emitted)
     counted = state.active & (emitted > 0)
@@ -97,6 +99,7 @@ class Stats:
   rounds: Array  # [examples] verifications
   tested: Array  # drafted tokens that met the acceptance test
   accepted: Array
+  hits: Array  # rejections after which a leaf and one token more followed
   emitted: Array
   deferred: Array
   accepted_lengths: Array  # [examples, W+1]
@@ -131,6 +134,7 @@ def derive(counts: dict[str, np.ndarray]) -> dict[str, Any]:
     rounds=counts['verified_lengths'].sum(-1),
     tested=counts['tested_at'].sum(-1),
     accepted=accepted_at.sum(-1),
+    hits=(counts['source'] == AFTER_LEAF).sum(-1),
     emitted=(counts['source'] != NO_SOURCE).sum(-1),
     accepted_at=accepted_at,
   )

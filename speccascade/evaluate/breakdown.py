@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from speccascade.evaluate.experiment import Experiment
-from speccascade.types import BONUS, RESIDUAL
+from speccascade.types import AFTER_LEAF, BONUS, RESIDUAL
 
 NAMES = ('accepted_by_round', 'texts_by_round', 'acceptance_by_prompt', 'acceptance_by_domain')
 OF_DOMAIN = ('tested', 'accepted', 'emitted', 'rounds')
@@ -44,17 +44,19 @@ def acceptance(experiment: Experiment, lines: Sequence[dict]) -> dict[str, Any]:
 def accepted_by_round(line: dict) -> list[int] | None:
   """Return the tokens accepted in each round of a text that drafted, None where its tokens do not tell.
 
-  A round ends with a token that was drawn again or is a bonus, with a full block, or with the text. The lengths are
-  compared with those that the loop counted; they may differ where the block changes from round to round.
+  A round ends with a token that was drawn again or is a bonus, with one after a leaf, with a full block, or with the
+  text. The lengths are compared with those that the loop counted; they may differ where the block changes from round to
+  round.
   """
   block = len(line['tested_at'])
   rounds = []
   accepted = 0
   for i, source in enumerate(line['source']):
-    drawn = source in (RESIDUAL, BONUS)
+    drawn = source in (RESIDUAL, BONUS, AFTER_LEAF)
     accepted = accepted + (not drawn)
     following = line['source'][i + 1] if i + 1 < len(line['source']) else None
-    if drawn or following is None or (accepted == block and following != BONUS):
+    ended = drawn and following != AFTER_LEAF or accepted == block and following != BONUS
+    if ended or following is None:
       rounds.append(accepted)
       accepted = 0
   counted = line['accepted_lengths']

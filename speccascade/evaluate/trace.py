@@ -7,7 +7,7 @@ from speccascade.data.examples import Example
 from speccascade.evaluate.curves import Point
 from speccascade.evaluate.experiment import Experiment
 from speccascade.evaluate.protocols import Loaded
-from speccascade.types import BONUS, RESIDUAL
+from speccascade.types import AFTER_LEAF, BONUS, RESIDUAL
 
 
 def selected(experiment: Experiment) -> list[Point]:
@@ -57,4 +57,4 @@ def _sources(method) -> dict[int, str]:
   names = {m: drafters[min(i, 3)] for i, m in enumerate(numbers)}
   if not method.takes_turns and numbers[-1] > 0:
     names[numbers[-1]] = 'verifier'
-  return names | {RESIDUAL: 'residual', BONUS: 'bonus' if method.drafts else 'combined'}
+  return names | {RESIDUAL: 'residual', BONUS: 'bonus' if method.drafts else 'combined', AFTER_LEAF: 'after a leaf'}

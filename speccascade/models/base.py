@@ -70,6 +70,7 @@ class Base(Network):
   quantised: bool = dataclasses.field(default=False, kw_only=True, repr=False)
 
   packs = True
+  takes_leaves = True
   dense_head = ('logits_dense',)  # where the parameters have a head that is not the embedding
 
   @property

@@ -218,21 +218,21 @@ class DecoderModule(nn.Module):
     if not c.tied:
       self.logits_dense = blocks.Dense(c.vocab_size, ('embed', 'vocab'), out_dtype=jnp.float32, **on)
 
-  def __call__(self, cache: Cache, tokens: Array, positions: Array, packing=None, kept=()) -> tuple:
+  def __call__(self, cache: Cache, tokens: Array, view: View, kept=()) -> tuple:
     """Feed tokens [B, L]; return logits [B, L, V] and the cache, and with `kept` the states of `kept_states`, too."""
-    x, *rest = self.feed(cache, tokens, positions, packing, kept)
+    x, *rest = self.feed(cache, tokens, view, kept)
     return self.scores(x), *rest
 
-  def feed(self, cache: Cache, tokens: Array, positions: Array, packing=None, kept=()) -> tuple:
+  def feed(self, cache: Cache, tokens: Array, view: View, kept=()) -> tuple:
     """Return the same with what the head reads [B, L, E] in the place of logits."""
-    visible = sights(self.config, positions, self.scan)
+    visible = sights(self.config, view.positions, self.scan)
 
     def body(layer, carry, at):
       window, angles = blocks.choose(visible, at[1])
-      after = layer(*carry, at[0], View(positions, window, packing), angles)
+      after = layer(*carry, at[0], view._replace(window=window), angles)
       return after, after[0] if kept else None
 
-    first = self.embed(tokens, positions, packing)
+    first = self.embed(tokens, view.positions, view.packing)
     (x, cache), states = blocks.over_layers(self.layers, body, (first, cache), self.config.kind_of_each)
     x = self.normed(x)
     return x, cache, *([blocks.kept_states(kept, first, states, x)] if kept else [])
@@ -332,18 +332,22 @@ class Decoder(Base):
     def read(cache, chunk):
       number, tokens = chunk
       positions = jnp.broadcast_to(number * CHUNK + jnp.arange(CHUNK)[None], tokens.shape)
-      return self.module.apply({'params': params}, cache, tokens, positions, method='feed')[1], None
+      return self.module.apply({'params': params}, cache, tokens, View(positions), method='feed')[1], None
 
     cache = self.empty_cache(params, batch, max(slots, chunks * CHUNK))
     return lax.scan(read, cache, (jnp.arange(chunks), jnp.swapaxes(tokens, 0, 1)))[0]
 
-  def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array, packing=None) -> tuple[Array, Cache]:
+  def extend(
+    self, params: Params, cache: Cache, tokens: Array, positions: Array, packing=None, leaves: int = 0
+  ) -> tuple[Array, Cache]:
     """Feed tokens [B, L] at consecutive positions [B, L]; return logits [B, L, V] of the tokens after them."""
-    return self.module.apply({'params': params}, cache, tokens, positions, packing)
+    return self.module.apply({'params': params}, cache, tokens, View(positions, packing=packing, leaves=leaves))
 
-  def observe(self, params: Params, cache: Cache, tokens: Array, positions: Array, kept: tuple) -> tuple:
+  def observe(
+    self, params: Params, cache: Cache, tokens: Array, positions: Array, kept: tuple, leaves: int = 0
+  ) -> tuple:
     """Do as `extend` does; return the states of `blocks.kept_states` [B, L, …], too."""
-    return self.module.apply({'params': params}, cache, tokens, positions, None, kept)
+    return self.module.apply({'params': params}, cache, tokens, View(positions, leaves=leaves), kept)
 
   def embedded(self, params: Params, tokens: Array, positions: Array) -> Array:
     """Return what the first layer reads [B, L, E]."""
@@ -376,4 +380,4 @@ class Decoder(Base):
     zeros = jnp.zeros((1, 1), jnp.int32)
     c = self.config
     cache = cache_lib.empty(self.backend, len(c.spans), 1, c.kv_heads, 1, c.head_dim, self.dtype, self.scan)
-    return self.module.init({}, cache, zeros, zeros)['params']
+    return self.module.init({}, cache, zeros, View(zeros))['params']

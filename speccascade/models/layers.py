@@ -280,8 +280,9 @@ class RelativeBias(nn.Module):
   dtype: Dtype = jnp.float32
 
   @nn.compact
-  def __call__(self, positions: Array, slots: int) -> Array:
-    """Return [B, H, L, T] for queries at positions [B, L] and keys in slots 0 … T - 1."""
+  def __call__(self, distance: Array) -> Array:
+    """Return [B, H, L, T] for how far before each query each slot is [B, L, T]."""
+    slots = distance.shape[-1]
     axes = 'heads', 'relpos_buckets'
     embedding = parameter(self, 'rel_embedding', axes, (self.heads, self.buckets), std=1.0)
     offsets = np.arange(-slots, slots + 1)
@@ -289,7 +290,7 @@ class RelativeBias(nn.Module):
       offsets, bidirectional=self.bidirectional, buckets=self.buckets, max_distance=self.max_distance
     )
     first = offsets[np.flatnonzero(np.diff(bucket, prepend=-1))]  # of each run of offsets in one bucket
-    offset = (jnp.arange(slots)[None, None] - positions[:, :, None])[:, None]  # [B, 1, L, T]
+    offset = -distance[:, None]  # [B, 1, L, T]
     edges = np.append(first, slots + 1)[None, :, None, None]
     here = (offset >= edges[:, :-1]) & (offset < edges[:, 1:])  # [B, runs, L, T]
     values = embedding.astype(jnp.float32)[:, bucket[first + slots]]  # [H, runs]

@@ -115,17 +115,17 @@ class T5GemmaConfig(DecoderConfig):
 Config = T5Config | T5GemmaConfig
 
 
-def _of_source(bias: Callable[[Array, int], Array], slots: int) -> Array | Offsets:
+def _of_source(bias: Callable[[Array], Array], slots: int) -> Array | Offsets:
   """Return the bias of a source's tokens on each other [1, H, S, S], of a long one by their offset."""
   if slots <= 128:
-    return bias(jnp.arange(slots)[None], slots)
-  return Offsets(bias(jnp.array([[slots - 1]]), 2 * slots - 1)[:, :, 0])
+    return bias(View(jnp.arange(slots)[None]).distance(slots))
+  return Offsets(bias(View(jnp.array([[slots - 1]])).distance(2 * slots - 1))[:, :, 0])
 
 
-def _near(heads: int, back: int, ahead: int, positions: Array, slots: int) -> Array:
-  """Return a bias [B, H, L, T] by which queries at positions [B, L] see no further back and ahead than that."""
-  distance = (jnp.arange(slots)[None, None] - positions[:, :, None])[:, None]
-  bias = jnp.where((-back <= distance) & (distance <= ahead), 0, jnp.finfo(jnp.float32).min)
+def _near(heads: int, back: int, ahead: int, distance: Array) -> Array:
+  """Return a bias [B, H, L, T] by which queries see no further back and ahead than that."""
+  distance = distance[:, None]
+  bias = jnp.where((-ahead <= distance) & (distance <= back), 0, jnp.finfo(jnp.float32).min)
   return jnp.broadcast_to(bias, (bias.shape[0], heads, *bias.shape[2:]))
 
 
@@ -145,7 +145,7 @@ class DecoderLayer(Layer):
 
   def __call__(self, x, cache, number, view, angles, bias, source, source_length):
     """Return what the layer makes of x [B, L, E], and the cache with its keys and values."""
-    bias = self.relpos_bias(view.positions, cache_lib.slots_of(self.backend, cache)) if self.relative else bias
+    bias = self.relpos_bias(view.distance(cache_lib.slots_of(self.backend, cache))) if self.relative else bias
     y, cache = self.self_attention.extend(self._enter(x, 'self_attention'), cache, number, view, bias, angles)
     x = self._leave(x, y, 'self_attention')
     y = self._enter(x, 'cross_attention')
@@ -245,7 +245,7 @@ class DecoderStack(_Stack):
     c = self.config.decoder
     own = cache['target']
     source = cache['source']
-    bias = self.relpos_bias(view.positions, cache_lib.slots_of(self.backend, own)) if self.shares_bias else None
+    bias = self.relpos_bias(view.distance(cache_lib.slots_of(self.backend, own))) if self.shares_bias else None
     kinds = sights(c, view.positions, self.scan)
 
     def body(layer, carry, at):
@@ -348,13 +348,17 @@ class T5(Base):
     target = self._empty_target(batch, max_len, self._activations(params))
     return {'source': source, 'source_length': prompt.length, 'target': target}
 
-  def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array, packing=None) -> tuple[Array, Cache]:
+  def extend(
+    self, params: Params, cache: Cache, tokens: Array, positions: Array, packing=None, leaves: int = 0
+  ) -> tuple[Array, Cache]:
     """Feed tokens [B, L] at consecutive positions [B, L]; return logits [B, L, V] of the tokens after them."""
-    return self.module.apply({'params': params}, cache, tokens, View(positions, packing=packing))
+    return self.module.apply({'params': params}, cache, tokens, View(positions, packing=packing, leaves=leaves))
 
-  def observe(self, params: Params, cache: Cache, tokens: Array, positions: Array, kept: tuple) -> tuple:
+  def observe(
+    self, params: Params, cache: Cache, tokens: Array, positions: Array, kept: tuple, leaves: int = 0
+  ) -> tuple:
     """Do as `extend` does; return the states of `blocks.kept_states` [B, L, …], too."""
-    return self.module.apply({'params': params}, cache, tokens, View(positions), kept)
+    return self.module.apply({'params': params}, cache, tokens, View(positions, leaves=leaves), kept)
 
   def embedded(self, params: Params, tokens: Array, positions: Array) -> Array:
     """Return what the decoder's first layer reads [B, L, E]."""

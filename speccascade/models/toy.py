@@ -27,6 +27,7 @@ class Table(Network):
   mask_token: int | None = None
 
   packs = True
+  takes_leaves = True
 
   def prefill(self, params, prompt: Prompt, max_len: int):
     rows, width = prompt.tokens.shape
@@ -37,11 +38,11 @@ class Table(Network):
     source = jnp.sum(jnp.where(real, prompt.tokens, 0), 1) % self.vocab_size
     return {'slots': slots, 'source': source}
 
-  def extend(self, params, cache, tokens: Array, positions: Array, packing: Packing | None = None):
+  def extend(self, params, cache, tokens: Array, positions: Array, packing: Packing | None = None, leaves: int = 0):
     slots = jax.vmap(jax.lax.dynamic_update_slice)(cache['slots'], tokens, positions[:, :1])
     index = jnp.zeros_like(positions)
     for back in reversed(range(self.order)):
-      token = jnp.where(positions >= back, take(slots, positions - back), 0)
+      token = jnp.where(positions >= back, take(slots, positions - back), 0) if back else tokens
       index = index * self.vocab_size + token
     logits = params['table'][index]
     if self.start_id is not None:

@@ -82,6 +82,16 @@ class Noise:
     """
     raise NotImplementedError(f'{type(self).__name__} has no draw(weights, position, purpose, start).')
 
+  def order(self, logits: Array, weights: Array, position: Array) -> Array:
+    """Return the order in which a drafter would choose tokens [B, V], the first the largest.
+
+    Args:
+      logits: [B, V] of the drafter.
+      weights: [B, V] its distribution.
+      position: [B] of the token.
+    """
+    return logits
+
   def accept(self, numerator: Array, denominator: Array, position: Array, start: Array) -> tuple[Array, Self]:
     """Test each pending token.
 
@@ -173,7 +183,13 @@ class Coupled(Noise):
   def draw(self, weights, position, purpose, start):
     if self.greedy and purpose == DRAFT:
       return _index_of_one(weights), self
-    return ops.argmax(jnp.log(weights) - jnp.log(self.exponential(position, weights.shape[-1]))), self
+    return ops.argmax(self._race(weights, position)), self
+
+  def order(self, logits, weights, position):
+    return logits if self.greedy else self._race(weights, position)
+
+  def _race(self, weights: Array, position: Array) -> Array:
+    return jnp.log(weights) - jnp.log(self.exponential(position, weights.shape[-1]))
 
   def accept(self, numerator, denominator, position, start):
     raise ValueError("coupling='gumbel' makes no test by chance; give accept=acceptance.token_wise, or leave it out.")

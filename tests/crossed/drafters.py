@@ -71,8 +71,9 @@ class Watched(toy.Table):
     cache = super().prefill(params, prompt, max_len)
     return {**cache, 'own': jnp.ones(cache['slots'].shape, bool)}
 
-  def extend(self, params, cache, tokens, positions, packing=None, reader=True):
-    logits, table = super().extend(params, {k: v for k, v in cache.items() if k != 'own'}, tokens, positions, packing)
+  def extend(self, params, cache, tokens, positions, packing=None, leaves=0, reader=True):
+    own = {k: v for k, v in cache.items() if k != 'own'}
+    logits, table = super().extend(params, own, tokens, positions, packing, leaves)
     read = jnp.full(tokens.shape, reader)
     return logits, {**table, 'own': jax.vmap(jax.lax.dynamic_update_slice)(cache['own'], read, positions[:, :1])}
 
@@ -83,7 +84,7 @@ class Stateful(Watched):
 
   drafts_only = True
   provisional = True
-  packs = False
+  packs = takes_leaves = False
 
   def shares_cache(self, params, other, other_params):
     return type(other) is Watched and params['verifier'] is other_params['table']
@@ -120,10 +121,10 @@ class Layered(toy.Table):
     one = super().prefill(params['layers'][0], prompt, max_len)
     return {'layers': [one] * self.layers}
 
-  def extend(self, params, cache, tokens, positions, packing=None):
+  def extend(self, params, cache, tokens, positions, packing=None, leaves=0):
     logits, made = 0, list(cache['layers'])
     for i in range(self.layers):
-      more, made[i] = super().extend(params['layers'][i], cache['layers'][i], tokens, positions, packing)
+      more, made[i] = super().extend(params['layers'][i], cache['layers'][i], tokens, positions, packing, leaves)
       logits = logits + more
     return logits, {'layers': made}
 
@@ -179,8 +180,8 @@ class Some(toy.Table):
   def lacks(self, params):
     return jnp.arange(self.vocab_size) == 0
 
-  def extend(self, params, cache, tokens, positions, packing=None):
-    logits, cache = super().extend(params, cache, tokens, positions, packing)
+  def extend(self, params, cache, tokens, positions, packing=None, leaves=0):
+    logits, cache = super().extend(params, cache, tokens, positions, packing, leaves)
     return jnp.where(self.lacks(params), -jnp.inf, logits), cache
 
 
