@@ -210,7 +210,7 @@ def test_a_rule_is_trained_compared_and_decoded_by(models, read, tmp_path, monke
 def test_commands_and_configs_know_a_rule_that_was_trained(tmp_path, monkeypatch):
   train_rules.train('expected', tokens(50), file := tmp_path / 'expected.json', steps=2, hidden=4)
   (tmp_path / 'trained_rules.py').write_text(
-    f"from functools import partial\nfrom experiments.learned_deferral import learned\n"
+    f'from functools import partial\nfrom experiments.learned_deferral import learned\n'
     f"mine = partial(learned.load('{file}'), alpha=0.1)\n"
   )
   monkeypatch.syspath_prepend(tmp_path)
