@@ -400,7 +400,7 @@ def divide_leaves(leaves: int, block: int, alpha: ArrayLike = 0.65) -> tuple[int
 
   Example:
     >>> theory.divide_leaves(10, block=5)
-    (5, 4, 3, 2, 1)
+    (4, 4, 3, 2, 2)
   """
   each = np.broadcast_to(_rate(alpha), (int(block),))
   reached = np.cumprod([1, *each[:-1]]) * (1 - each)

@@ -76,29 +76,6 @@ class Prompt:
 
 
 @struct.dataclass
-class Leaves:
-  """Other choices of the drafter than the pending tokens, which models score beside these, and no cache keeps.
-
-  At slot d of the window there are `counts[d]` choices, the pending token among them. Leaf i is at slot `depths[i]`,
-  behind the pending tokens before that slot.
-  """
-
-  choices: Array  # [B, D, K] the likeliest at each slot, without the pending token
-  logits: tuple[Array | None, ...]  # M × [B, L, V] next-token logits after each; None where a model does not score them
-  counts: tuple[int, ...] = static()
-
-  @property
-  def depths(self) -> tuple[int, ...]:
-    """Return the slot of each leaf."""
-    return tuple(d for d, count in enumerate(self.counts) for _ in range(count - 1))
-
-  @property
-  def tokens(self) -> Array:
-    """Return the leaves [B, L]."""
-    return jnp.concatenate([self.choices[:, d, : count - 1] for d, count in enumerate(self.counts)], 1)
-
-
-@struct.dataclass
 class Window:
   """The pending tokens: drafted, in `State.tokens`, not yet tested. Slot j belongs to position `length + j`."""
 
@@ -108,7 +85,7 @@ class Window:
   # M × [B, W+1, V] next-token logits at each slot, as far as `fed` reaches; None where no phase reads a model's.
   logits: tuple[Array | None, ...]
   vocab: int = static(default=0)  # the number of tokens
-  leaves: Leaves | None = None  # where the method has them
+  leaves: Any = ()  # `engine.leaves.Leaves` of the draft, or what stands for none
 
 
 class Network:

@@ -97,6 +97,7 @@ TRACED = {  # what a round traces, None for all of a file
   'state': None,
   'initial': None,
   'stats': None,
+  'leaves': None,
   'loop': ('first_batch', 'put_rows', '_run', '_rounds', 'context_of', 'end_stalled', 'lacks_of', 'host_arrays'),
 }
 STATED = ('facts', 'lowered', 'for_networks', 'only', 'run', 'reads', 'told', 'follows', 'calls', 'turns', 'beyond')
@@ -107,7 +108,7 @@ SURFACE = {  # what may only fall; a rise is written here
   'settings': 150,
   'gin names': 116,
   'gin files': 43,
-  'words of prose': 46_500,
+  'words of prose': 47_500,  # leaves, targets of several models, rollouts, what engines record
   'files': 230,
 }
 
@@ -139,7 +140,7 @@ def branches(name: str, only: tuple[str, ...] | None) -> int:
 def test_what_a_round_traces_has_few_branches():
   found = {name: branches(name, only) for name, only in TRACED.items()}
   print(found)  # which may only fall
-  assert sum(found.values()) <= 65
+  assert sum(found.values()) <= 68  # three of them of leaves
 
 
 def test_no_two_classes_have_one_name():

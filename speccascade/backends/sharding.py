@@ -469,10 +469,7 @@ class Layout:
     logits = tuple(None if x is None else self.by_vocabulary(x, slot) for slot, x in by_slot)
     sharded = next((slot for slot in range(len(self.axes)) if self._head(slot)), 0)
     drafted = None if state.window.probs is None else self.by_vocabulary(state.window.probs, sharded)
-    leaves = state.window.leaves
-    if leaves is not None:
-      after = tuple(None if x is None else self.by_vocabulary(x, slot) for slot, x in enumerate(leaves.logits))
-      leaves = specs.window.leaves.replace(logits=after)
+    leaves = state.window.leaves.specs(specs.window.leaves, self.by_vocabulary)
     window = specs.window.replace(logits=logits, probs=drafted, leaves=leaves)
     return specs.replace(window=window, caches=self.only(cached).caches(state.caches) if state.caches else ())
 

@@ -19,7 +19,7 @@ from speccascade.backends.ops import take, with_column
 from speccascade.engine.state import Commit, Context, sampler_for_window, State
 from speccascade.models.packing import Packing
 from speccascade.stopping import Draft
-from speccascade.types import Array, DRAFT, iota, Leaves, Window
+from speccascade.types import Array, DRAFT, iota, Window
 
 
 def feed(
@@ -46,50 +46,22 @@ def feed(
   c = context.cache_of[m]
   packing = None if total is None else Packing.of(need, width, total)
   packed = () if packing is None else (packing,)
-  leaves = leaves_beside(state, m)
-  fed, options = (tokens, position), {}
-  if leaves is not None:
-    beside = leaves.tokens, _places(state, leaves)
-    fed = tuple(jnp.concatenate(x, 1) for x in zip(fed, beside, strict=True))
-    options = dict(leaves=len(leaves.depths))
+  fed, beside = state.window.leaves.beside(m, state.length, tokens, position)
   with jax.named_scope(f'feed_{m}'):
-    logits, cache = context.extend[m](state.caches[c], *fed, *packed, **options)
+    logits, cache = context.extend[m](state.caches[c], *fed, *packed, **beside)
   if packing is not None:
     logits = packing.unpack(logits)
   layout = context.backend.layout
   # Embeddings may be padded beyond the vocabulary that the models share.
   logits = sharding.as_head(layout, logits, m)[..., : state.window.vocab]
   logits = filled(context.lacks[m], logits.astype(jnp.float32))
-  if leaves is not None:
-    state = _store_after_leaves(context, state, m, logits[:, width:])
-    logits = logits[:, :width]
-  logits = process(context, state, logits, position) if mask_token is None else logits
+  state, logits = state.window.leaves.after(context, state, m, logits)
+  logits = process(context, state, logits, position, state.tokens[:, None]) if mask_token is None else logits
   state = state.replace(
     fed=with_column(state.fed, m, state.fed[:, m] + need),
     caches=state.caches[:c] + (cache,) + state.caches[c + 1 :],
   )
   return state, sharding.as_head(layout, logits, m)
-
-
-def leaves_beside(state: State, m: int) -> Leaves | None:
-  """Return the leaves that model m scores beside the tokens that it is fed; None where it scores none."""
-  leaves = state.window.leaves
-  return None if leaves is None or leaves.logits[m] is None else leaves
-
-
-def _places(state: State, leaves: Leaves) -> Array:
-  """Return the positions of leaves [B, L]."""
-  return state.length[:, None] + jnp.array(leaves.depths)[None]
-
-
-def _store_after_leaves(context: Context, state: State, m: int, logits: Array) -> State:
-  """Store the logits [B, L, V] of model m after leaves."""
-  w = state.window
-  at = _places(state, w.leaves)[..., None]
-  tokens = jnp.where(iota(state.tokens.shape[1])[None] == at, w.leaves.tokens[..., None], state.tokens[:, None])
-  logits = sharding.as_head(context.backend.layout, process(context, state, logits, at[..., 0], tokens), m)
-  by_model = w.leaves.logits[:m] + (logits,) + w.leaves.logits[m + 1 :]
-  return state.replace(window=w.replace(leaves=w.leaves.replace(logits=by_model)))
 
 
 def _store_logits(context: Context, state: State, m: int, write: Callable[[Array], Array]) -> State:
@@ -143,8 +115,7 @@ def draw(
   going = going & (end < state.limit) & finite(logits) & ~context.policy.before(logits, sampler)
   q = sharding.as_head(context.backend.layout, sampler(logits), m)
   token, noise = state.noise.draw(q, end, DRAFT, state.length)
-  if w.leaves is not None:
-    others = _others(state.noise.order(logits, q, end), token, w.leaves.choices.shape[2])
+  order = functools.partial(state.noise.order, logits, q, end)
 
   def write(x, new):
     if slot is None:
@@ -157,22 +128,12 @@ def draw(
       size=w.size + going.astype(jnp.int32),
       probs=None if w.probs is None else write(w.probs, q),
       source=write(w.source, jnp.full_like(end, m)),
-      leaves=None if w.leaves is None else w.leaves.replace(choices=write(w.leaves.choices, others)),
+      leaves=w.leaves.drawn(order, token, write),
     ),
     noise=noise,
   )
   stops = context.policy.ends(state.policy, Draft(logits, q, token, end, sampler, state.noise))
   return going & ~(stops | is_end(context, state, token) | (end + 1 >= state.limit)), state
-
-
-def _others(order: Array, token: Array, count: int) -> Array:
-  """Return the tokens that stand first in an order [B, V], without one [B]: [B, count]."""
-  vocab = iota(order.shape[1])
-  found = [token]
-  for _ in range(count):
-    order = jnp.where(vocab == found[-1][:, None], -jnp.inf, order)
-    found.append(ops.argmax(order))
-  return jnp.stack(found[1:], 1)
 
 
 def commit(context: Context, state: State, c: Commit, *, keep: bool = False) -> State:
@@ -192,12 +153,11 @@ def commit(context: Context, state: State, c: Commit, *, keep: bool = False) -> 
   width = w.source.shape[1]
   slot = iota(width + 1)
   tokens = ops.put(state.tokens, length + c.accepted, c.token, c.more)
-  if c.leaf is not None:
-    tokens = ops.put(tokens, length + c.accepted + 1, c.leaf.token, c.leaf.hit)
+  tokens = c.leaf.put(tokens, length + c.accepted)
   new = take(tokens, length[:, None] + slot)  # [B, W+1]
 
   # An EOS inside the block ends the row there; so does its limit.
-  emitted = c.accepted + c.more.astype(jnp.int32) + c.hit
+  emitted = c.accepted + c.more.astype(jnp.int32) + c.leaf.count
   ends = is_end(context, state, new) & (slot < emitted[:, None])
   emitted = jnp.where(ends.any(1), ends.argmax(1) + 1, emitted)
   emitted = jnp.minimum(emitted, state.limit - length)
@@ -205,9 +165,7 @@ def commit(context: Context, state: State, c: Commit, *, keep: bool = False) -> 
 
   # Rolling back is lowering `fed`: a slot beyond it is written again before it is seen.
   stay = keep & ~c.more
-  right = (length + c.accepted)[:, None]
-  if c.leaf is not None:
-    right = right + c.hit[:, None] * jnp.array([int(m in c.leaf.readers) for m in range(state.fed.shape[1])])[None]
+  right = c.leaf.read((length + c.accepted)[:, None], state.fed.shape[1])
   valid = jnp.minimum(state.fed, jnp.minimum(right, (after - 1)[:, None]))
   valid = jnp.where(stay[:, None], state.fed, valid)
   if keep:
@@ -217,7 +175,7 @@ def commit(context: Context, state: State, c: Commit, *, keep: bool = False) -> 
   live = state.active & (c.tested > 0)
   done = state.done | ends.any(1) | (after >= state.limit)
   before = state.replace(window=masked_window(context, state.window))
-  seen = before if c.leaf is None else _at_leaf(context, before, c)
+  seen = c.leaf.shown(context, before, c.accepted)
   return state.replace(
     tokens=tokens,
     length=after,
@@ -228,17 +186,6 @@ def commit(context: Context, state: State, c: Commit, *, keep: bool = False) -> 
     policy=context.policy.learn(before, jnp.minimum(c.tested, c.accepted + 1), c.accepted, live, width),
     records={name: record.after(seen, c, new, emitted) for name, record in state.records.items()},
   )
-
-
-def _at_leaf(context: Context, state: State, c: Commit) -> State:
-  """Return the state as records see it: with what was computed after leaves where the window has what it dropped."""
-  slot = c.accepted + 1
-  w = state.window
-  after = [None if x is None else context.masked(m, x) for m, x in enumerate(c.leaf.logits)]
-  logits = tuple(x if y is None else ops.put(x, slot, y, c.leaf.hit) for x, y in zip(w.logits, after, strict=True))
-  known = jnp.array([y is not None for y in after])
-  fed = jnp.where(known[None] & c.leaf.hit[:, None], (state.length + slot)[:, None], state.fed)
-  return state.replace(window=w.replace(logits=logits), fed=fed)
 
 
 def drawn_window(state: State) -> Window:
@@ -258,10 +205,10 @@ def filled(lacks: Array | None, logits: Array) -> Array:
   return jnp.where(lacks, lowest, logits)
 
 
-def process(context: Context, state: State, logits: Array, position: Array, tokens: Array | None = None) -> Array:
+def process(context: Context, state: State, logits: Array, position: Array, tokens: Array) -> Array:
   """Return the logits [B, L, V] of the tokens after `position` [B, L] as the requests want every model's.
 
-  What stands up to `position` is in the state's tokens or, where it differs, in `tokens` [B, L, T].
+  What stands up to `position` is in `tokens` [B, 1 or L, T].
   Where these make no distribution, NaN marks logits that made none before, and an infinity what the request made.
   """
   limits = state.limits
@@ -275,9 +222,8 @@ def process(context: Context, state: State, logits: Array, position: Array, toke
     vocab = jnp.broadcast_to(iota(logits.shape[-1]), (logits.shape[0], logits.shape[-1]))
     logits = jnp.where(early & is_end(context, state, vocab)[:, None], -jnp.inf, logits)
   if context.processor is not None:
-    shared = tokens is None
-    by_slot = jax.vmap(context.processor, (0, None if shared else 0, 0))
-    logits = jax.vmap(by_slot)(logits, state.tokens if shared else tokens, position + 1).astype(jnp.float32)
+    tokens = jnp.broadcast_to(tokens, (*position.shape, tokens.shape[2]))
+    logits = jax.vmap(jax.vmap(context.processor))(logits, tokens, position + 1).astype(jnp.float32)
   return jnp.where(own, jnp.where(jnp.isnan(logits), jnp.inf, logits), jnp.nan)
 
 

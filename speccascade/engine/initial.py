@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from speccascade import sampling
+from speccascade.engine.leaves import Leaves
 from speccascade.engine.records import Emitted, LogProbs, Seen, TargetLogProbs, Top
 from speccascade.engine.state import Arrays, Fault, Record, State
 from speccascade.engine.stats import Counts
-from speccascade.types import Array, iota, Leaves, Prompt, Window
+from speccascade.types import Array, iota, Prompt, Window
 
 
 def first_state(program, start, caches: tuple, rows: Arrays, noise: sampling.Noise | None = None) -> State:
@@ -83,16 +84,8 @@ def _window(program, start, batch: int, greedy: bool) -> Window:
     source=jnp.zeros((batch, start.window), jnp.int32),
     logits=tuple(jnp.zeros(shape) if slot in read else None for slot in range(len(program.networks))),
     vocab=program.vocab,
-    leaves=_leaves(program, start, batch) if start.leaves else None,
+    leaves=Leaves.empty(start, program.shown, batch, program.vocab),
   )
-
-
-def _leaves(program, start, batch: int) -> Leaves:
-  scored = {*start.leaves_scored} & {*program.shown}
-  logits = jnp.zeros((batch, sum(n - 1 for n in start.leaves), program.vocab))
-  choices = jnp.zeros((batch, start.window, max(start.leaves) - 1), jnp.int32)
-  by_model = tuple(logits if slot in scored else None for slot in range(len(program.networks)))
-  return Leaves(choices, by_model, start.leaves)
 
 
 def _opening(start_id: int | None, prompt: Prompt, buffer: int) -> tuple[Array, Array]:

@@ -16,7 +16,6 @@ from jax import lax, tree_util
 import jax.numpy as jnp
 
 from speccascade import acceptance, rules, sampling
-from speccascade.backends import ops
 from speccascade.backends.ops import take, take1, with_column
 from speccascade.engine.facts import Notes, RowFacts, Untested
 from speccascade.engine.feeding import (
@@ -25,8 +24,6 @@ from speccascade.engine.feeding import (
   drawn_window,
   feed,
   finite,
-  is_end,
-  leaves_beside,
   masked_window,
   process,
   store_by_row,
@@ -34,7 +31,7 @@ from speccascade.engine.feeding import (
 )
 from speccascade.engine.limits import Limit
 from speccascade.engine.lowering import flat, mapped, Phase, rounds
-from speccascade.engine.state import Commit, Context, Fault, LeafCommit, sampler_for_window, State
+from speccascade.engine.state import Commit, Context, Fault, sampler_for_window, State
 from speccascade.models.packing import coarse_widths, fine_widths, MOST
 from speccascade.types import (
   Array,
@@ -127,8 +124,8 @@ class Score(Phase):
     m = self.model
     widest = self.widths[-1]
     sizes = context.backend.window_widths(rows, self.widths)  # each is a branch of the program
-    beside = leaves_beside(state, m)
-    packs = len(sizes) > 1 and 1 < rows <= MOST and context.packs[m] and beside is None
+    leaves = state.window.leaves.scored_by(m)
+    packs = len(sizes) > 1 and 1 < rows <= MOST and context.packs[m] and not leaves
     widths = jnp.array(sizes, jnp.int32)
     # A window is as wide as the row that needs most; packed tokens are as many as the rows need together.
     over = need.sum() > widths[:-1] * rows if packs else need.max() > widths[:-1]
@@ -138,7 +135,6 @@ class Score(Phase):
     else:
       computed = widths[which]
     called = (need > 0).astype(jnp.int32)
-    leaves = 0 if beside is None else len(beside.depths)
     state = state.charge(m, calls=called, positions=need + leaves * called, computed=computed + leaves)
 
     def at_width(state, width):
@@ -346,7 +342,7 @@ class Propose(Phase):
       now = lax.dynamic_slice_in_dim(logits, i, 1, 1)
       if (corrected := context.corrected[m]) is not None:
         now = corrected(now[:, 0], take1(state.tokens, state.length + i - 1))[:, None]
-      now = process(context, state, now, (state.length + i - 1)[:, None])
+      now = process(context, state, now, (state.length + i - 1)[:, None], state.tokens[:, None])
       state = store_from_slot(context, state, m, now, i)
       return draw(context, state, m, now[:, 0], going & (i < budget), i)
 
@@ -465,7 +461,7 @@ class Verify(Phase):
     logits = jnp.stack([w.logits[m] for m in self.models])  # [M, B, W+1, V]
     before = rules.Prefix(state.tokens, state.length[:, None] + slots)
     target = rules.target(self.combiner, logits, sampler, slots, before)
-    usable = jnp.minimum(known, acceptance.leading(self._lawful(logits, target)))  # [B] slots
+    usable = jnp.minimum(known, acceptance.leading(self.lawful(logits, target)))  # [B] slots
 
     # 2. Tests, in order, up to the first rejection.
     tested = jnp.where(state.active, jnp.clip(jnp.minimum(w.size, usable), 0), 0)
@@ -489,62 +485,21 @@ class Verify(Phase):
 
     # 4. Commit. A row that needs a token where its target is no distribution ends as a fault.
     scored = jnp.clip(known - 1, 0, w.size)
-    deferred = slots == accepted[:, None] if self.final_defers else target.deferred
+    deferred = self.deferred(target, slots, accepted[:, None])
     outcome = Commit(
       scored, tested, accepted, rejected, rejected | bonus, token, deferred, self.models[-1], target.probs
     )
-    state = state.replace(noise=noise)
-    if state.window.leaves is not None:
-      state, outcome = self._at_leaf(context, state, outcome)
+    state, outcome = state.window.leaves.go_on(self, context, state.replace(noise=noise), outcome)
     after = commit(context, state, outcome, keep=self.keep)
     lost = state.active & (accepted == usable) & (usable < known) & ~after.done
     now = jax.tree.map(lambda new, old: jnp.where(lost, new, old), self._fault(logits, target, accepted), after.fault)
     return after.replace(done=after.done | lost, active=after.active & ~lost, fault=now)
 
-  def _at_leaf(self, context: Context, state: State, c: Commit) -> tuple[State, Commit]:
-    """Return the state, and the outcome with a token more in rows where that after a rejection is a leaf."""
-    leaves = state.window.leaves
-    drafted = state.tokens
-    end = state.length + c.accepted
-    slot = c.accepted + 1
-    mine = (leaves.tokens == c.token[:, None]) & (jnp.array(leaves.depths)[None] == c.accepted[:, None])  # [B, L]
-    goes_on = ~is_end(context, state, c.token) & (end + 1 < state.limit)
-    hit = state.active & c.rejected & goes_on & mine.any(1)
+  def deferred(self, target: rules.Target, slot: Array, accepted: Array) -> Array | None:
+    """Return whether the rule deferred at slots of a target; None where it makes no decision."""
+    return slot == accepted if self.final_defers else target.deferred
 
-    # A model of the test that has not scored leaves reads it now, which is a part of what it reads before it drafts on.
-    scored = [m for m in range(len(leaves.logits)) if leaves.logits[m] is not None]
-    readers = tuple(m for m in self.models if m not in scored)
-    dropped = hit[:, None] & jnp.array([m not in scored for m in range(len(leaves.logits))])[None]
-    fed = jnp.where(dropped, jnp.minimum(state.fed, end[:, None]), state.fed)
-    state = state.replace(tokens=ops.put(drafted, end, c.token, hit), fed=fed)
-
-    def read(state):
-      for m in readers:
-        need = hit.astype(jnp.int32)
-        state = state.charge(m, calls=need, positions=need, computed=1)
-        state, logits = feed(context, state, m, 1, need)
-        state = store_by_row(context, state, m, logits, slot, need)
-      return state
-
-    if readers:
-      state = context.backend.choose(jnp.where(hit.any(), 0, 1), [read], state)
-    logits = [take1(state.window.logits[m], slot) if m in readers else None for m in range(len(leaves.logits))]
-    for m in scored:
-      logits[m] = take1(leaves.logits[m], mine.argmax(1))
-
-    sampler = sampler_for_window(state).at(slot)
-    after = jnp.stack([logits[m] for m in self.models])  # [M, B, V]
-    target = rules.target(self.combiner, after, sampler, slot, rules.Prefix(state.tokens, end + 1))
-    hit = hit & self._lawful(after, target)
-    token, noise = state.noise.draw(target.probs, end + 1, FINAL, state.length)
-    deferred = c.deferred
-    if deferred is not None and not self.final_defers:
-      deferred = ops.put(deferred, slot, target.deferred, hit)
-    leaf = LeafCommit(hit, token, tuple(logits), readers)
-    outcome = c.replace(leaf=leaf, target=ops.put(c.target, slot, target.probs, hit), deferred=deferred)
-    return state.replace(tokens=drafted, noise=noise), outcome
-
-  def _lawful(self, logits: Array, target: rules.Target) -> Array:
+  def lawful(self, logits: Array, target: rules.Target) -> Array:
     """Return where the target of logits [M, …, V] is a distribution […]."""
     lawful = finite(logits).all(0)
     return lawful if target.normalized else lawful & rules.is_distribution(target.probs)

@@ -9,7 +9,7 @@ Every array of the state has the rows of the batch on axis 0. Three facts are tr
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from flax import struct
 import jax
@@ -57,13 +57,64 @@ class Fault:
 
 
 @struct.dataclass
-class LeafCommit:
-  """Where the token after a rejection is a leaf: what follows it, by row."""
+class NoLeaves:
+  """What stands for the leaves of a round without them; the base of `leaves.Leaves`."""
 
-  hit: Array  # [B] whether it is one
-  token: Array  # [B] the token after it
-  logits: tuple[Array | None, ...]  # M × [B, V] after it; None of a model that the test does not read
-  readers: tuple[int, ...] = static()  # the slots that have read it
+  def scored_by(self, m: int) -> int:
+    """Return how many leaves model m scores beside what it is fed."""
+    return 0
+
+  def beside(self, m: int, length: Array, *fed: Array) -> tuple[Sequence[Array], dict[str, int]]:
+    """Return tokens and positions [B, L] with those of leaves behind them, and what says so to the network."""
+    return fed, {}
+
+  def after(self, context: 'Context', state: 'State', m: int, logits: Array) -> tuple['State', Array]:
+    """Return the state with the logits after leaves, and those [B, L, V] of what model m was fed beside them."""
+    return state, logits
+
+  def drawn(self, order: Callable[[], Array], token: Array, write: Callable[[Array, Array], Array]) -> Self:
+    """Return the leaves with those beside a token [B] that was drawn.
+
+    Args:
+      order: Returns the order of the drafter's choices [B, V], the first the largest.
+      token: The token.
+      write: Puts what is of this place into an array of all places.
+    """
+    return self
+
+  def specs(self, by_row: Self, by_vocabulary: Callable[[Array, int], Any]) -> Self:
+    """Return how each array is sharded, where all are by rows, and logits of a slot by its vocabulary."""
+    return by_row
+
+  def go_on(self, test: Any, context: 'Context', state: 'State', c: 'Commit') -> tuple['State', 'Commit']:
+    """Return the state and the outcome of a test, with a token more where that after a rejection is a leaf."""
+    return state, c
+
+
+@struct.dataclass
+class NoHit:
+  """What stands for the leaves that were hit where there are none; the base of `leaves.Hit`."""
+
+  @property
+  def count(self) -> Array | int:
+    """Return how many tokens follow a leaf [B]."""
+    return 0
+
+  def put(self, tokens: Array, at: Array) -> Array:
+    """Return tokens [B, T] with those that follow leaves at `at` [B]."""
+    return tokens
+
+  def read(self, accepted: Array, models: int) -> Array:
+    """Return the lengths [B, M] that models have read rightly, of those up to the accepted tokens [B, 1]."""
+    return accepted
+
+  def shown(self, context: 'Context', state: 'State', accepted: Array) -> 'State':
+    """Return the state as records see it: with what was computed after leaves in the place of what was dropped."""
+    return state
+
+  def sources(self, drawn: Array, after: Array) -> Array:
+    """Return the sources of drawn tokens [B, …], of those after leaves [B, W+1] another."""
+    return drawn
 
 
 @struct.dataclass
@@ -79,12 +130,7 @@ class Commit:
   deferred: Array | None  # [B, W+1] whether the rule deferred there; None where it makes no decision
   judge: int = static()  # the slot of the last model of the test
   target: Array | None = None  # [B, W+1, V] the target that was tested; None where there is none
-  leaf: LeafCommit | None = None  # where there are leaves
-
-  @property
-  def hit(self) -> Array | int:
-    """Return in which rows a token follows the one more [B]."""
-    return 0 if self.leaf is None else self.leaf.hit.astype(jnp.int32)
+  leaf: NoHit = NoHit()
 
 
 class Record:

@@ -64,8 +64,7 @@ class Counts(Record):
     drafted = jnp.pad(state.window.source, ((0, 0), (0, 1)))  # [B, W+1]
     width = self.tested_at.shape[1]
     slots = iota(width + 1)
-    if commit.leaf is not None:
-      drawn = jnp.where(slots > commit.accepted[:, None], AFTER_LEAF, drawn)
+    drawn = commit.leaf.sources(drawn, slots > commit.accepted[:, None])
     origin = jnp.where(iota(drafted.shape[1]) < commit.accepted[:, None], drafted, drawn)
     # Tests count up to the first failure.
     reached = jnp.minimum(jnp.minimum(commit.tested, commit.accepted + 1), emitted)

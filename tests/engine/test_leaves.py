@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from speccascade import decode, methods, Request, rules, Sampler, theory
-from speccascade.engine import feeding, phases
+from speccascade.engine import leaves as leafy
 from speccascade.engine.method import Method
 from speccascade.engine.phases import Propose, Score, Verify
 from speccascade.models import toy
@@ -64,14 +64,14 @@ def test_texts_and_log_probabilities_are_those_without(name, trace):
 
 def test_other_choices_are_not_the_drafted_token_and_the_first_are_the_likeliest(monkeypatch):
   seen = []
-  others = feeding._others
+  others = leafy.others
 
   def watched(order, token, count):
     found = others(order, token, count)
     jax.debug.callback(lambda *x: seen.append([np.asarray(i) for i in x]), order, token, found)
     return found
 
-  monkeypatch.setattr(feeding, '_others', watched)
+  monkeypatch.setattr(leafy, 'others', watched)
   jax.clear_caches()
   decode(methods.speculative(block=2, leaves=(3, 2)), MODELS, [[1], [2]] * 4, max_new_tokens=8, seed=1)
   jax.effects_barrier()
@@ -86,21 +86,19 @@ def test_other_choices_are_not_the_drafted_token_and_the_first_are_the_likeliest
 # ---- planted mistakes ----
 
 
-def chain_row(self, context, state, c, *, right=phases.Verify._at_leaf):
+def chain_row(self, test, context, state, c, *, right=leafy.Leaves.go_on):
   """Read what follows a leaf from the row of the pending token in its place."""
-  w = state.window
-  after = jnp.array(w.leaves.depths) + 1
-  logits = tuple(None if x is None else y[:, after] for x, y in zip(w.leaves.logits, w.logits, strict=True))
-  return right(self, context, state.replace(window=w.replace(leaves=w.leaves.replace(logits=logits))), c)
+  after = jnp.array(self.depths) + 1
+  return right(self.replace(logits={m: state.window.logits[m][:, after] for m in self.logits}), test, context, state, c)
 
 
-def same_number(self, context, state, c, *, right=phases.Verify._at_leaf):
+def same_number(self, test, context, state, c, *, right=leafy.Leaves.go_on):
   """Draw the token after a leaf by the number of the leaf."""
   draw = type(state.noise).draw
   with pytest.MonkeyPatch.context() as patch:
     before = lambda self, weights, position, *rest: draw(self, weights, position - 1, *rest)
     patch.setattr(type(state.noise), 'draw', before)
-    return right(self, context, state, c)
+    return right(self, test, context, state, c)
 
 
 def written(self, params, cache, tokens, positions, packing=None, leaves=0, *, right=toy.Table.extend):
@@ -112,25 +110,16 @@ def written(self, params, cache, tokens, positions, packing=None, leaves=0, *, r
   return logits, {**cache, 'slots': slots}
 
 
-def one_deeper(state, m, *, right=feeding.leaves_beside):
+def one_deeper(self, m, length, *fed, right=leafy.Leaves.beside):
   """Score leaves one place behind their own."""
-  found = right(state, m)
-  if found is None:
-    return None
-
-  class Deeper(type(found)):
-    @property
-    def depths(self):
-      return tuple(d + 1 for d in super().depths)
-
-  return Deeper(found.choices, found.logits, found.counts)
+  return right(self, m, length + 1, *fed)
 
 
 FAULTS = {
-  'the row of the pending token': (phases.Verify, '_at_leaf', chain_row),
-  'the number of the leaf': (phases.Verify, '_at_leaf', same_number),
+  'the row of the pending token': (leafy.Leaves, 'go_on', chain_row),
+  'the number of the leaf': (leafy.Leaves, 'go_on', same_number),
   'a leaf that is kept': (toy.Table, 'extend', written),
-  'another depth': (feeding, 'leaves_beside', one_deeper),
+  'another depth': (leafy.Leaves, 'beside', one_deeper),
 }
 
 
