@@ -1,29 +1,23 @@
 """How many tokens a round commits with leaves, of trained pairs.
 
-python experiments/leaves/measure.py [--families sums gsm8k multi30k] [--count 64] [--block 5] [--leaves 3 5 10 20]
-    [--out table.jsonl]    # what is there is not measured again
+python -m experiments.leaves.measure [--families sums gsm8k multi30k] [--count 64] [--block 5] [--leaves 3 5 10]
+    [--out leaves.csv]    # what is there is not measured again
 
-Each line is a family, a target, a temperature and a draft: a chain by the maximal coupling, and by one noise without
-and with leaves. Tokens a round are counted, so they are noise-free but for the sample of prompts, whose 95 % interval
-is by resampling texts.
+Each row is a family, a target, a temperature and a draft: a chain by the maximal coupling, and by one noise without and
+with leaves. Tokens a round are counted, so they are noise-free but for the sample of prompts, whose 95 % interval is by
+resampling texts.
 """
 
 import argparse
 import functools
-import json
 import pathlib
 
 import numpy as np
 
-from speccascade import decode, load, methods, rules, Sampler
-from speccascade.data import files
+from experiments.helpers import families, rows
+from speccascade import decode, methods, rules, Sampler
 
-PAIRS = {
-  'sums': (('draft', 'target'), 'test.jsonl', 80),
-  'gsm8k': (('draft', 'target'), 'test.jsonl', 96),
-  'multi30k': (('small', 'large'), 'val.en', 48),
-}
-QUESTION = 'Question: {question}\nAnswer:'
+NEW_TOKENS = {'sums': 80, 'gsm8k': 96, 'multi30k': 48}
 TARGETS = {
   'the verifier': methods.speculative,
   'OPT, α = .1': functools.partial(methods.speculative, functools.partial(rules.opt, alpha=0.1)),
@@ -51,32 +45,25 @@ def drafts(temperature: float, leaves: list[int]) -> list[tuple[str, int, Sample
 def main():
   """Measure all pairs."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument('--families', nargs='+', default=[*PAIRS], choices=[*PAIRS])
+  parser.add_argument('--families', nargs='+', default=[*NEW_TOKENS], choices=[*NEW_TOKENS])
   parser.add_argument('--count', type=int, default=64, help='prompts')
   parser.add_argument('--block', type=int, default=5)
   parser.add_argument('--leaves', type=int, nargs='+', default=[3, 5, 10])
-  parser.add_argument('--out', type=pathlib.Path, default=pathlib.Path('leaves.jsonl'))
+  parser.add_argument('--out', type=pathlib.Path, default=pathlib.Path('leaves.csv'))
   args = parser.parse_args()
-  lines = [json.loads(x) for x in args.out.read_text().splitlines()] if args.out.exists() else []
-  has = {tuple(x[name] for name in ('family', 'target', 'temperature', 'draft')) for x in lines}
   for family in args.families:
-    names, data, new_tokens = PAIRS[family]
-    models = [load(f'family:{family}/{name}') for name in names]
-    field = QUESTION if data.endswith('.jsonl') else None
-    prompts = files.texts(f'family:{family}/{data}', field, args.count)
+    models, prompts = families.pair(family), families.prompts(family, args.count, 'val')
     for target, temperature in CASES:
       for draft, leaves, sampler in drafts(temperature, args.leaves):
-        if (family, target, temperature, draft) in has:
+        key = dict(family=family, target=target, temperature=temperature, draft=draft)
+        if rows.has(args.out, key):
           continue
         method = TARGETS[target](block=args.block, leaves=leaves)
-        how = dict(max_new_tokens=new_tokens, batch_size=16, seed=0)
+        how = dict(max_new_tokens=NEW_TOKENS[family], batch_size=16, seed=0)
         stats = decode(method, models, prompts, sampler=sampler, **how).stats
         tokens, half = tokens_a_round(stats)
-        line = dict(family=family, target=target, temperature=temperature, draft=draft, tokens_a_round=round(tokens, 3))
-        line |= dict(half_interval=round(half, 3), hits=round(float(stats.hits.sum() / stats.rounds.sum()), 3))
-        print(json.dumps(line, ensure_ascii=False), flush=True)
-        with args.out.open('a') as file:
-          print(json.dumps(line, ensure_ascii=False), file=file)
+        hits = stats.hits.sum() / stats.rounds.sum()
+        rows.append(args.out, key | dict(tokens_a_round=f'{tokens:.3f}', half=f'{half:.3f}', hits=f'{hits:.3f}'))
 
 
 if __name__ == '__main__':
