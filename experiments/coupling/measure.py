@@ -2,6 +2,7 @@
 
 python -m experiments.coupling.measure [--sentences 1000] [--problems 500] [--dtype float32] [--batch_size 16]
     [--families multi30k sums] [--targets 'the verifier' OPT ...] [--methods 'γ = 5' cos ...]
+    [--width 8]    # of each call of the verifier (`models.one_width`)
     [--couplings gumbel maximal] [--repeats 3]    # how often each is decoded again, for tokens a second
     [--ties]    # of texts that differ the two largest log π + noise, over the whole vocabulary
 """
@@ -17,6 +18,7 @@ import numpy as np
 from experiments.helpers import families
 from speccascade import decode, methods, Request, rules, Sampler, sampling, stopping
 from speccascade.drafters import ngram
+from speccascade.models.one_width import one_width
 
 OPT = functools.partial(rules.opt, alpha=0.1)
 TOKEN = functools.partial(rules.token_v3, alpha=0.3)
@@ -120,12 +122,14 @@ def main():
   parser.add_argument('--batch_size', type=int, default=16)
   parser.add_argument('--repeats', type=int, default=0)
   parser.add_argument('--ties', action='store_true')
+  parser.add_argument('--width', type=int)
   args = parser.parse_args()
   limits = {'multi30k': (args.sentences, 48), 'sums': (args.problems, 80)}
   for family in args.families:
     count, new_tokens = limits[family]
     prompts = families.prompts(family, count, 'val')
     models = families.pair(family, args.dtype)
+    models = [one_width(m, args.width) for m in models] if args.width else models
     print(f'{family}: {len(prompts)} prompts of {np.mean([len(x) for x in prompts]):.0f} characters', flush=True)
     for coupling in args.couplings:
       measure(family, models, prompts, new_tokens, coupling, args)

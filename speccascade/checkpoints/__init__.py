@@ -14,10 +14,11 @@ from speccascade.checkpoints import digests, files, hf, orbax, stored, t5x
 from speccascade.checkpoints.hf.family import Family, family, Key
 from speccascade.data import files as data_files
 from speccascade.data import sources, tokenizers
-from speccascade.data.sources import FREQUENT, MTP
+from speccascade.data.sources import FREQUENT, MTP, WIDTH
 from speccascade.drafters import frequent, frequent_tokens, layerskip
 from speccascade.host import packaged, storage
 from speccascade.host.errors import known_as
+from speccascade.models.one_width import one_width
 from speccascade.types import check_bits, Model, named_apart
 
 _HF_FILES = '*.json', '*.model', 'merges.txt', '*.jinja'
@@ -52,7 +53,8 @@ def load(
       (smollm2), address in a bucket, as gs://…, of which a copy is cached on this machine, or member of a family, as
       family:sums/draft. With @4 at its end it is the first four layers of that model; `load_all` lets them share the
       arrays of the complete model. With @mtp it is the model's layer of multi-token prediction, a head; with
-      @frequent=FILE it scores only the tokens that occur in a text file (`drafters.frequent`).
+      @frequent=FILE it scores only the tokens that occur in a text file (`drafters.frequent`); with @width=8 each of
+      its calls has eight tokens a row (`models.one_width`).
     dtype: Float32, bfloat16 or float16. None is as stored, but float32 on a CPU, which computes many times slower with
       shorter numbers. Int8 is that of the weights alone, with a scale for each output; activations are as with None.
     scan: Stack the layers, so that one layer is compiled for all.
@@ -122,20 +124,24 @@ def load_shared(path, loaded: list, **settings) -> Model:
 
 
 def part_of(model: Model, part: int | str | None) -> Model:
-  """Return the first layers of a model, or it with a head over the tokens of a file; with None all of it."""
+  """Return the first layers of a model, or it with a head over the tokens of a file or one width; with None all."""
   if part is None:
     return model
   if isinstance(part, int):
     return layerskip.layerskip(model, part)
+  if part.startswith(WIDTH):
+    return one_width(model, int(part.removeprefix(WIDTH))).replace(digest=_digest_of_part(model.digest, part))
   ids = frequent_tokens(model, data_files.read_text(part.removeprefix(FREQUENT)).splitlines(keepends=True))
   return frequent(model, ids).replace(digest=_digest_of_part(model.digest, part))
 
 
 def _digest_of_part(complete: str, part: int | str | None) -> str:
   """Return the digest of a part of a checkpoint by that of the checkpoint."""
-  if isinstance(part, str) and part != MTP:
+  if isinstance(part, str) and part.startswith(FREQUENT):
     return storage.digest((complete + data_files.read_text(part.removeprefix(FREQUENT))).encode())
-  return complete if part is None else f'{complete}@{MTP}' if part == MTP else layerskip.called(complete, part)
+  if part is None or isinstance(part, int):
+    return complete if part is None else layerskip.called(complete, part)
+  return f'{complete}@{part}'
 
 
 def read(

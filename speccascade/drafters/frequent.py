@@ -21,8 +21,8 @@ from jax.sharding import PartitionSpec
 import numpy as np
 
 from speccascade.backends import Backend
-from speccascade.drafters.around import Around
 from speccascade.host import storage
+from speccascade.models.around import Around
 from speccascade.models.base import Base
 from speccascade.types import Array, Cache, checked_int, Model, Network, Params, Prompt
 

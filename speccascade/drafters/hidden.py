@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from speccascade.backends import Backend, sharding
 from speccascade.backends.ops import take
-from speccascade.drafters.around import Around
+from speccascade.models.around import Around
 from speccascade.models.base import Base
 from speccascade.types import Array, Cache, Model, Network, Params, Prompt
 

@@ -33,8 +33,8 @@ import numpy as np
 
 from speccascade.backends import Backend, ops
 from speccascade.data import tokenizer_formats, tokenizers
-from speccascade.drafters.around import Around
 from speccascade.host import storage
+from speccascade.models.around import Around
 from speccascade.types import Array, Cache, Model, Network, Params, Prompt
 
 TABLES = 'translation'  # their name among the parameters

@@ -1,4 +1,4 @@
-"""What drafters around another network have in common."""
+"""What networks around another one have in common."""
 
 from speccascade.types import Cache, Network, Params
 

@@ -1,0 +1,106 @@
+"""A model whose calls are all of one width, so that rounding is the same whatever drafts.
+
+The rounding of a call depends on its shape. At one width and batch no bit of a row's logits depends on their place in
+the window or on the other rows. So with `Sampler(coupling='gumbel')`, or at temperature 0, the text is the same bit by
+bit for each γ, policy, drafter and queue, in any dtype. A call reads the weights once whatever its width, so that this
+costs little where reading them takes the time.
+
+Axis letters: B batch, L new tokens, V vocabulary.
+"""
+
+import dataclasses
+
+from jax import lax
+import jax.numpy as jnp
+
+from speccascade.models.around import Around
+from speccascade.types import Array, Cache, checked_int, Model, Network, Params, Prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class OneWidth(Around):
+  """A network that is fed `width` tokens a row at each call, those behind the given ones being padding."""
+
+  network: Network
+  width: int
+
+  @property
+  def inner(self) -> Network:
+    return self.network
+
+  @property
+  def vocab_size(self) -> int:
+    return self.network.vocab_size
+
+  @property
+  def eos_ids(self) -> tuple[int, ...]:
+    return self.network.eos_ids
+
+  @property
+  def start_id(self) -> int | None:
+    return self.network.start_id
+
+  @property
+  def takes_leaves(self) -> bool:
+    return self.network.takes_leaves
+
+  def endless(self) -> 'OneWidth':
+    return dataclasses.replace(self, network=self.network.endless())
+
+  def on(self, backend) -> 'OneWidth':
+    return dataclasses.replace(self, network=self.network.on(backend))
+
+  def param_shapes(self) -> Params | None:
+    return self.network.param_shapes()
+
+  def param_axes(self) -> Params | None:
+    return self.network.param_axes()
+
+  def lacks(self, params: Params) -> Array | None:
+    return self.network.lacks(params)
+
+  def prefill(self, params: Params, prompt: Prompt, max_len: int) -> Cache:
+    """Read prompts, with slots for the padding of the last call."""
+    return self.network.prefill(params, prompt, max_len + self.width)
+
+  def empty_cache(self, params: Params, batch: int, slots: int) -> Cache:
+    return self.network.empty_cache(params, batch, slots + self.width)
+
+  def extend(
+    self, params: Params, cache: Cache, tokens: Array, positions: Array, leaves: int = 0
+  ) -> tuple[Array, Cache]:
+    """Feed tokens [B, L]; return logits [B, L, V] of the tokens after them, and the cache."""
+    given = tokens.shape[1]
+    spare = self.width - given
+    if spare < 0:
+      raise ValueError(
+        f'a model of one width {self.width} is fed {given} tokens at once: give it a width of {given} or more.'
+      )
+    chain = given - leaves
+    after = positions[:, chain - 1 : chain] + 1 + jnp.arange(spare)[None]
+    tokens, positions = lax.optimization_barrier(
+      tuple(
+        jnp.concatenate([x[:, :chain], y, x[:, chain:]], 1)
+        for x, y in ((tokens, jnp.zeros_like(after)), (positions, after))
+      )
+    )
+    options = dict(leaves=leaves) if leaves else {}
+    logits, cache = self.network.extend(params, cache, tokens, positions, **options)
+    logits = lax.optimization_barrier(logits)  # what reads a part of them must not change how all are computed
+    return jnp.concatenate([logits[:, :chain], logits[:, chain + spare :]], 1), cache
+
+
+def one_width(model: Model, width: int) -> Model:
+  """Return a model that is fed `width` tokens a row at each call of the loop, whatever the method needs.
+
+  Args:
+    model: The verifier; of a target of several models give each of them so.
+    width: The widest call of the methods that are compared: γ + 2 and the leaves of a round.
+
+  Raises:
+    ValueError: If the model only drafts, or the width is not positive.
+  """
+  if model.network.drafts_only:
+    raise ValueError(f'{model.name} only drafts, and no text depends on how its calls are rounded: give the verifier.')
+  width = checked_int('width', width)
+  return model.replace(network=OneWidth(model.network, width), name=f'{model.name}-width{width}')
