@@ -58,11 +58,11 @@ def _parser() -> commands.Parser:
   about = 'seconds after which only what a plan cannot do without is begun; 0 for no limit (60; with --topology 0)'
   parser.add_argument('--budget', type=_seconds, metavar='SECONDS', help=about)
   parser.add_argument('--out', metavar='FILE', help='save the plan')
-  about = 'print for each method the --speculative-config by which vLLM times the measured acceptance without a drafter'
   about = (
     'take the acceptance of plain speculative decoding from records of an engine, or of lines of speccascade.decode'
   )
   parser.add_argument('--acceptance', metavar='FILE', help=about)
+  about = 'print for each method the --speculative-config by which vLLM times the measured acceptance without a drafter'
   parser.add_argument('--export', choices=('vllm',), help=about)
   parser.add_argument('--overwrite', action='store_true', help='replace FILE')
   return parser

@@ -8,7 +8,11 @@ The verifier is wrapped too, so that it keeps the features. Both read and write 
 
 * model: the verifier's keys and values;
 * head: the head's;
-* features [B, RING, D]: the latest ones, that of position p at p mod RING.
+* features [B, RING, D]: the latest ones, that of position p at p mod RING;
+* read: the tokens and positions [B, RING] of the verifier's last window, at the same slots, -1 where it wrote none.
+
+The features of leaves lie behind those of the window that they are beside. Where the token after a rejection is a leaf,
+the head finds its feature there: the verifier has not read it yet in its own place.
 
 Only the last features are ever read, so the ring is all that the text costs. What either network writes beyond what it
 was fed is written again before it is read.
@@ -161,7 +165,7 @@ class Pair(Around):
     head = self.head.empty(params['head'], prompt.length.shape[0], max_len)
     if self.start_id is not None:  # an encoder–decoder's text begins with its start token
       model, features = self.model.prefill(params['model'], prompt, max_len), self._ring(params, prompt)
-      return {'model': model, 'head': head, 'features': features}
+      return {'model': model, 'head': head, 'features': features, 'read': _nothing_read(prompt)}
     model, states = self.model.observe_prompt(params['model'], prompt, max_len, self.head.kept)
     features = self.head.features(params['head'], states)
     positions = jnp.broadcast_to(jnp.arange(prompt.tokens.shape[1])[None], prompt.tokens.shape)
@@ -169,7 +173,8 @@ class Pair(Around):
     _, _, head = self.head.step(params['head'], head, read)
     last = prompt.length[:, None] - 1
     latest = last - (last - jnp.arange(RING)[None]) % RING  # the last position of each slot
-    return {'model': model, 'head': head, 'features': take(features, jnp.maximum(latest, 0))}
+    features = take(features, jnp.maximum(latest, 0))
+    return {'model': model, 'head': head, 'features': features, 'read': _nothing_read(prompt)}
 
   def _ring(self, params: Params, prompt: Prompt) -> Array:
     shape = jax.eval_shape(self._embedded, params, prompt)
@@ -186,7 +191,7 @@ class Observed(Pair):
 
   def reads(self, params: Params, cache: Cache) -> tuple[Params, Cache]:
     own, model = self.model.reads(params['model'], cache['model'])
-    return own, {'model': model, 'features': cache['features']}
+    return own, {'model': model, 'features': cache['features'], 'read': cache['read']}
 
   def extend(
     self, params: Params, cache: Cache, tokens: Array, positions: Array, leaves: int = 0
@@ -194,9 +199,10 @@ class Observed(Pair):
     """Feed tokens [B, L]; return logits [B, L, V] and the cache."""
     fed = params['model'], cache['model'], tokens, positions
     logits, model, states = self.model.observe(*fed, self.head.kept, leaves)
-    states, positions = (x[:, : tokens.shape[1] - leaves] for x in (states, positions))
     features = _stored(cache['features'], self.head.features(params['head'], states), positions)
-    return logits, {**cache, 'model': model, 'features': features}
+    index, fresh = _places(positions)
+    read = tuple(jnp.where(fresh, take(x, index), -1) for x in (tokens, positions))
+    return logits, {**cache, 'model': model, 'features': features, 'read': read}
 
 
 class Drafter(Pair):
@@ -234,7 +240,8 @@ class Drafter(Pair):
   def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
     """Feed tokens [B, L]; return logits [B, L, V] of the tokens after them, and the cache."""
     ring = cache['features']
-    before = jnp.where((positions > 0)[..., None], take(ring, (positions - 1) % RING), 0)
+    slots = _slots_before(cache['read'], tokens, positions)
+    before = jnp.where((positions > 0)[..., None], take(ring, slots), 0)
     read = Reading(tokens, positions, before.astype(ring.dtype), self.model, params['model'])
     logits, features, head = self.head.step(params['head'], cache['head'], read)
     ring = ring if features is None else _stored(ring, features, positions)
@@ -246,14 +253,35 @@ def shifted(x: Array) -> Array:
   return jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]
 
 
-def _stored(ring: Array, new: Array, positions: Array) -> Array:
-  """Return a ring of features [B, RING, D] with those [B, L, D] of consecutive positions [B, L]."""
-  if new.shape[1] > MOST:
+def _nothing_read(prompt: Prompt) -> tuple[Array, Array]:
+  """Return the tokens and positions [B, RING] of no window."""
+  nothing = jnp.full((prompt.length.shape[0], RING), -1, jnp.int32)
+  return nothing, nothing
+
+
+def _slots_before(read: tuple[Array, Array], tokens: Array, positions: Array) -> Array:
+  """Return the slot of the feature before each of tokens [B, L], that of a leaf where the token before is one."""
+  own = (positions - 1) % RING
+  same = [x[:, :-1, None] == there[:, None] for x, there in zip((tokens, positions), read, strict=True)]
+  found = same[0] & same[1]  # [B, L-1, RING]
+  return own.at[:, 1:].set(jnp.where(found.any(-1), found.argmax(-1), own[:, 1:]))
+
+
+def _places(positions: Array) -> tuple[Array, Array]:
+  """Return which of L tokens that are fed from a position on each slot has [B, RING], and whether it has one."""
+  width = positions.shape[1]
+  if width > MOST:
     raise ValueError(
-      f'a head beside a verifier takes windows of at most {MOST} tokens, not {new.shape[1]}: draft fewer.'
+      f'a head beside a verifier takes windows of at most {MOST} tokens and leaves, not {width}: draft fewer.'
     )
-  index = (jnp.arange(RING)[None] - positions[:, :1]) % RING  # of the new one at each slot
-  return jnp.where((index < new.shape[1])[..., None], take(new, index).astype(ring.dtype), ring)
+  index = (jnp.arange(RING)[None] - positions[:, :1]) % RING
+  return index, index < width
+
+
+def _stored(ring: Array, new: Array, positions: Array) -> Array:
+  """Return a ring of features [B, RING, D] with those [B, L, D] of tokens that are fed at positions [B, L]."""
+  index, fresh = _places(positions)
+  return jnp.where(fresh[..., None], take(new, index).astype(ring.dtype), ring)
 
 
 def beside(head: Model, verifier: Model) -> list[Model]:

@@ -487,6 +487,23 @@ def test_hidden_states_are_those_of_torch(tmp_path):
   np.testing.assert_allclose(normed, found[-1][0].detach().numpy(), atol=1e-4)
 
 
+@pytest.mark.full
+def test_a_head_finds_the_feature_of_a_leaf_that_its_verifier_has_not_read_again(tmp_path):
+  drafter, large = drafters.beside(speccascade.load(eagle_1(tmp_path / 'head')[0]), verifier())
+  prompt = speccascade.types.Prompt(jnp.array([[1, 2, 3, 4, 5]]), jnp.array([5]))
+  cache = prefill(large.network, large.params, prompt, 48)
+  at = 4 + jnp.arange(4)[None]
+
+  def drafted_after(window, positions, **leaves):
+    read = jax.jit(large.network.extend, static_argnames='leaves')
+    _, after = read(large.params, cache, jnp.array([window]), positions, **leaves)
+    return extend(drafter.network, drafter.params, after, jnp.array([[5, 6, 11, 3]]), at)[0]
+
+  depths = jnp.concatenate([at, jnp.array([[5, 6, 6]])], 1)
+  found = drafted_after([5, 6, 7, 8, 11, 9, 11], depths, leaves=3)
+  np.testing.assert_allclose(found, drafted_after([5, 6, 11, 8], at), atol=1e-5)
+
+
 @pytest.mark.long
 def test_t5_shows_its_states_to_a_head():
   t5 = tiny.model_of(tiny.T5_V1_1 | {'num_layers': 2})

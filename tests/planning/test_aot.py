@@ -383,7 +383,7 @@ def test_a_head_and_an_early_exit_work_in_the_cache_of_their_model():
   sizes, place = aot.Sizes(batch=2, source=100, tokens=60), aot.Placement(jax.devices(), {})
   step = aot.floor_bytes(methods.autoregressive(1), [large, large], sizes)
   weights = 2 * 32 * 32 + 2 * 32 * 64 + 2 * 32 * 16 + 3 * 32 * 48 + 32 + 32 * 97  # fc … norm; the verifier's scores
-  ring = 2 * 2 * hidden.RING * 32
+  ring = 2 * hidden.RING * (2 * 32 + 2 * 4)  # features, and what they are of
   of_head = 2 * (weights + 2 * 2 * 16 * 130) + ring
   first = layerskip.layerskip(large, 1)
   of_exit = aot.floor_bytes(methods.autoregressive(0), [first, large], sizes)

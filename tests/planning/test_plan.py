@@ -600,3 +600,11 @@ def test_a_file_without_records_is_refused(tmp_path):
     file.write_text(text)
     with pytest.raises(RunError, match=having(*parts)):
       engines.acceptance(str(file))
+
+
+def test_each_option_is_explained_by_a_text_of_its_own(capsys):
+  with pytest.raises(SystemExit):
+    plan.main(['--help'])
+  said = ' '.join(capsys.readouterr().out.split())
+  assert said.count('take the acceptance of plain speculative decoding') == 1
+  assert said.count('--speculative-config by which vLLM times') == 1
