@@ -40,6 +40,7 @@ def _listed(directive: str, page: str) -> list[list[str]]:
 def _gin_names() -> set[str]:
   """Return the names that a config of a run or of a training may use."""
   found = {name for name, _ in config.names()}
+  config.register()  # once and for all, so not below
   with mock.patch.object(gin_files, 'register', lambda thing, name: found.add(name)):
     jobs.register()
   return found

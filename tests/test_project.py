@@ -108,7 +108,7 @@ SURFACE = {  # what may only fall; a rise is written here
   'settings': 150,
   'gin names': 116,
   'gin files': 43,
-  'words of prose': 47_700,  # leaves, targets of several models, rollouts, what engines record
+  'words of prose': 47_800,  # leaves, targets of several models, rollouts, what engines record
   'files': 230,
 }
 

@@ -282,7 +282,9 @@ class Method(Strategy):
 
   @property
   def verifier_width(self) -> int:
-    return max((max(p.widths) for p in lower(self).parts if isinstance(p, Score)), default=1)
+    lowered = lower(self)
+    leaves = sum(n - 1 for n in lowered.leaves)
+    return max((max(p.widths) + leaves for p in lowered.parts if isinstance(p, Score)), default=1)
 
   @property
   def draft_turns(self) -> int:
