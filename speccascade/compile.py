@@ -34,7 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> commands.Parser:
   parser = commands.Parser('speccascade.compile', __doc__)
   parser.add_argument('--topology', default='v5e:2x2', help="chips and their layout, or 'h100' (v5e:2x2)")
-  pairs = f'{", ".join(shapes.PAIRS)}, or for each model a config.json, a folder or a hub id; SOURCE@4 has four layers'
+  sources = (
+    'for each model a config.json, a folder or a hub id; SOURCE@4 has four layers, @width=8 calls of eight tokens'
+  )
+  pairs = f'{", ".join(shapes.PAIRS)}, or {sources}'
   parser.add_argument('--models', nargs='+', required=True, metavar='MODEL', help=pairs)
   options.add_method(parser)
   options.add_batch_size(parser, 1)

@@ -130,7 +130,8 @@ def part_of(model: Model, part: int | str | None) -> Model:
   if isinstance(part, int):
     return layerskip.layerskip(model, part)
   if part.startswith(WIDTH):
-    return one_width(model, int(part.removeprefix(WIDTH))).replace(digest=_digest_of_part(model.digest, part))
+    digest = model.digest and _digest_of_part(model.digest, part)
+    return one_width(model, int(part.removeprefix(WIDTH))).replace(digest=digest)
   ids = frequent_tokens(model, data_files.read_text(part.removeprefix(FREQUENT)).splitlines(keepends=True))
   return frequent(model, ids).replace(digest=_digest_of_part(model.digest, part))
 

@@ -79,16 +79,17 @@ def models_of(models: Sequence[str], dtype: str, scan: bool = False, head: str |
 
   Args:
     models: A named pair; or config.json files or sources of models, with @4 at the end the first four layers of one.
+      With @width=8 at the end calls of a model, or of a pair's verifier, have eight tokens a row.
     dtype: Dtypes as `load_all` takes them, that of a head first.
     scan: Whether layers are stacked.
     head: The checkpoint of a head, which drafts beside the last model.
   """
+  paths, parts = zip(*map(sources.parse, models))
+  if words := [part for part in parts if isinstance(part, str) and not part.startswith(sources.WIDTH)]:
+    raise ValueError(f'@{words[0]}: a program is compiled for a head by --head, for frequent tokens by --frequent.')
   if head is None and len(models) == 1:
-    networks, parts = shapes.pair(models[0]), (None, None)
+    networks, parts = shapes.pair(paths[0]), (None, *parts)
   else:
-    paths, parts = zip(*map(sources.parse, models))
-    if words := [part for part in parts if isinstance(part, str)]:
-      raise ValueError(f'@{words[0]}: a program is compiled for a head by --head, for frequent tokens by --frequent.')
     networks = [network_of(config_in(path)) for path in paths]
   dtypes = checkpoints.dtype_of_each(dtype, len(networks) + (head is not None))
   each = zip(networks, dtypes[-len(networks) :], strict=True)
