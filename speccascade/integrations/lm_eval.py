@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from speccascade import decode, Request, sampling
+from speccascade import decode, Decoded, Request, sampling
 from speccascade.data import tokenizer_formats
 from speccascade.decode import options, scoring
 from speccascade.engine.job import DecodeJob
@@ -147,8 +147,9 @@ class SpecCascade(TemplateLM):
     if not requests:
       return []
     asked = [self._request(*instance.args) for instance in requests]
-    out = decode(self.method, self.models, asked, seed=self.seed, batch_size=self.batch_size, progress=not disable_tqdm)
-    self._count([instance.task_name for instance in requests], out.stats)
+    how = dict(seed=self.seed, batch_size=self.batch_size, progress=not disable_tqdm)
+    out = decode(self.method, self.models, asked, trace='target' if self.method.keeps_distribution else False, **how)
+    self._count([instance.task_name for instance in requests], out)
     for instance, text in zip(requests, out.texts, strict=True):
       self.cache_hook.add_partial('generate_until', instance.args, text)
     return out.texts
@@ -208,12 +209,16 @@ class SpecCascade(TemplateLM):
 
   # ---- counts ----
 
-  def _count(self, tasks: Sequence[str], stats):
+  def _count(self, tasks: Sequence[str], out: Decoded):
     """Note what the texts of tasks cost in this call, which has all of an evaluation, and log it."""
+    stats = out.stats
     for task in dict.fromkeys(tasks):
       rows = np.array([name == task for name in tasks])
       cost = [rows, stats.emitted, stats.rounds, stats.calls[self.method.slots[-1]], stats.tested, stats.accepted]
       self._counts[task] = {unit: int(x[rows].sum()) for unit, x in zip(_UNITS, cost, strict=True)}
+      if out.target_logprobs is not None:  # greedy ones are 0
+        logprobs = [x for x, mine in zip(out.target_logprobs, rows, strict=True) if mine]
+        self._counts[task]['target_logprob'] = round(float(np.concatenate(logprobs).sum(dtype=np.float64)), 4)
       _logger.info('%s: %s', task, ', '.join(f'{name} {x}' for name, x in self._summary(task).items()))
 
   def _summary(self, task: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from vocabularies import t5
 
-from speccascade import methods
+from speccascade import decode, methods
 from speccascade.checkpoints import load
 from speccascade.data import tokenizers
 
@@ -207,6 +207,7 @@ def test_ten_tasks_have_the_scores_of_transformers(tasks, llamas, caplog):
     assert counts['texts'] == len(ITEMS) == len(texts)
     assert 0 < counts['drafts_accepted'] < counts['drafts_tested']
     assert counts['tokens_per_verifier_call'] > 1 and counts['verifier_calls'] < counts['tokens']
+    assert counts['target_logprob'] == 0  # of greedy texts
     assert f'{name}: texts 6, tokens {counts["tokens"]}' in caplog.text
 
 
@@ -294,6 +295,19 @@ def test_a_special_token_stops_and_sampling_is_asked_for(llamas):
     lm._request('x', {'until': [], 'max_gen_toks': 200})
   with pytest.raises(ValueError, match='max_length=-1'):
     SpecCascade(llamas, dtype='float32', max_length=-1)
+
+
+def test_sampled_texts_have_a_log_probability(llamas):
+  lm = SpecCascade(llamas, method='speculative', block=3, dtype='float32')
+  how = {'do_sample': True, 'temperature': 0.7, 'max_gen_toks': 8, 'until': []}
+  asked = [Instance('generate_until', {}, (text, how), i, ('some', i, 1)) for i, text in enumerate(['Hello', 'Well'])]
+  texts = lm.generate_until(asked, disable_tqdm=True)
+  requests = [lm._request(*one.args) for one in asked]
+  out = decode(lm.method, lm.models, requests, seed=lm.seed, batch_size=lm.batch_size, trace='target')
+  assert texts == out.texts
+  expected = sum(float(x.sum()) for x in out.target_logprobs)
+  assert lm.get_model_info()['speccascade']['decoding']['some']['target_logprob'] == pytest.approx(expected, abs=1e-3)
+  assert expected < -1
 
 
 @pytest.mark.parametrize(
