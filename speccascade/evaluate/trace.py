@@ -57,4 +57,6 @@ def _sources(method) -> dict[int, str]:
   names = {m: drafters[min(i, 3)] for i, m in enumerate(numbers)}
   if not method.takes_turns and numbers[-1] > 0:
     names[numbers[-1]] = 'verifier'
-  return names | {RESIDUAL: 'residual', BONUS: 'bonus' if method.drafts else 'combined', AFTER_LEAF: 'after a leaf'}
+  if any(phase.leaves for phase in method.all_phases):
+    names[AFTER_LEAF] = 'after a leaf'
+  return names | {RESIDUAL: 'residual', BONUS: 'bonus' if method.drafts else 'combined'}

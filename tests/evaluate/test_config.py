@@ -184,7 +184,9 @@ def test_what_is_not_bound_is_asked_for(tmp_path):
 
 
 def test_a_mistake_inside_names_the_scope(tmp_path):
-  takes = 'settings has blok, but speculative takes rule, block, policy, accept, pair, drafter (config scope opt)'
+  takes = (
+    'settings has blok, but speculative takes rule, block, policy, accept, pair, drafter, leaves (config scope opt)'
+  )
   assert takes in built_error(GOOD.replace("'block'", "'blok'"), tmp_path)
 
 
