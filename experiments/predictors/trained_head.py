@@ -24,7 +24,7 @@ from experiments.predictors.measure_signals import area, explained
 from speccascade import checkpoints, decode, methods, Sampler, sampling
 from speccascade.backends import Backend
 from speccascade.decode.scoring import read
-from speccascade.drafters.around import Around
+from speccascade.models.around import Around
 from speccascade.models.base import Base
 from speccascade.planning import fitting
 from speccascade.sv import predictors
