@@ -40,18 +40,13 @@ class View(NamedTuple):
   source: tuple[Entry, Array] | None = None  # slots beside the cache's, of which every query sees the first [B]
   leaves: int = 0  # how many of the last queries are leaves
 
-  @property
-  def own(self) -> Array:
-    """Return the slot of each query [B, L]."""
-    return self.positions[:, :1] + jnp.arange(self.positions.shape[1])[None]
-
   def distance(self, slots: int) -> Array:
     """Return how far before each query each slot is [B, L, T]; negative for what it does not see."""
     slot = jnp.arange(slots)[None, None]
     distance = self.positions[:, :, None] - slot
     if not self.leaves:
       return distance
-    own = self.own[:, :, None]
+    own = (self.positions[:, :1] + jnp.arange(self.positions.shape[1])[None])[:, :, None]  # the slot of each query
     return jnp.where(slot == own, 0, jnp.where(slot < jnp.minimum(own, self.positions[:, :, None]), distance, -1))
 
   def mask(self, slots: int) -> Array:

@@ -103,11 +103,9 @@ class TPU(Backend):
     return [(at, None if bias is None else bias[:, :, at]) for at in spans]
 
   def extend(self, q, k, v, cache, layer, view, bias, **scores):
-    if self._plain(q) or view.source is not None:
-      return super().extend(q, k, v, cache, layer, view, bias, **scores)
     stacked = not isinstance(cache, tuple)
     pieces = self._pieces(q, cache if stacked else cache[layer], bias)
-    if pieces and view.leaves:
+    if self._plain(q) or view.source is not None or (pieces and view.leaves):
       return super().extend(q, k, v, cache, layer, view, bias, **scores)
     if pieces:
       found = []

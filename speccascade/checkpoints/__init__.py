@@ -138,10 +138,12 @@ def part_of(model: Model, part: int | str | None) -> Model:
 
 def _digest_of_part(complete: str, part: int | str | None) -> str:
   """Return the digest of a part of a checkpoint by that of the checkpoint."""
-  if isinstance(part, str) and part.startswith(FREQUENT):
+  if part is None:
+    return complete
+  if isinstance(part, int):
+    return layerskip.called(complete, part)
+  if part.startswith(FREQUENT):
     return storage.digest((complete + data_files.read_text(part.removeprefix(FREQUENT))).encode())
-  if part is None or isinstance(part, int):
-    return complete if part is None else layerskip.called(complete, part)
   return f'{complete}@{part}'
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from speccascade.backends import Backend
 from speccascade.host import storage
-from speccascade.models.around import Around
+from speccascade.models.around import SameTokens
 from speccascade.models.base import Base
 from speccascade.types import Array, Cache, checked_int, Model, Network, Params, Prompt
 
@@ -30,7 +30,7 @@ HEAD = 'frequent'  # its name among the parameters
 
 
 @dataclasses.dataclass(frozen=True)
-class Frequent(Around):
+class Frequent(SameTokens):
   """A network with a head over `count` of its tokens.
 
   Its parameters are those of the drafter, and {'head', 'write'}: the rows, and [V] the number of each token's row, -1
@@ -48,18 +48,6 @@ class Frequent(Around):
   def narrow(self) -> Base:
     """The network whose vocabulary is D."""
     return dataclasses.replace(self.drafter, config=dataclasses.replace(self.drafter.config, vocab_size=self.count))
-
-  @property
-  def vocab_size(self) -> int:
-    return self.drafter.vocab_size
-
-  @property
-  def eos_ids(self) -> tuple[int, ...]:
-    return self.drafter.eos_ids
-
-  @property
-  def start_id(self) -> int | None:
-    return self.drafter.start_id
 
   @property
   def mask_token(self) -> int | None:

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from speccascade.backends import Backend, sharding
 from speccascade.backends.ops import take
-from speccascade.models.around import Around
+from speccascade.models.around import SameTokens
 from speccascade.models.base import Base
 from speccascade.types import Array, Cache, Model, Network, Params, Prompt
 
@@ -126,7 +126,7 @@ class Reading:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair(Around):
+class Pair(SameTokens):
   """What a head and its verifier have in common; their parameters are {'model': …, 'head': …}."""
 
   model: Any  # a Base with `observe`
@@ -135,18 +135,6 @@ class Pair(Around):
   @property
   def inner(self) -> Network:
     return self.model
-
-  @property
-  def vocab_size(self) -> int:
-    return self.model.vocab_size
-
-  @property
-  def eos_ids(self) -> tuple[int, ...]:
-    return self.model.eos_ids
-
-  @property
-  def start_id(self) -> int | None:
-    return self.model.start_id
 
   def endless(self) -> 'Pair':
     return dataclasses.replace(self, model=self.model.endless())

@@ -208,8 +208,8 @@ def filled(lacks: Array | None, logits: Array) -> Array:
 def process(context: Context, state: State, logits: Array, position: Array, tokens: Array) -> Array:
   """Return the logits [B, L, V] of the tokens after `position` [B, L] as the requests want every model's.
 
-  What stands up to `position` is in `tokens` [B, 1 or L, T].
-  Where these make no distribution, NaN marks logits that made none before, and an infinity what the request made.
+  What stands up to `position` is in `tokens` [B, 1 or L, T]. Where the requests leave no distribution, NaN marks logits
+  that made none before, and an infinity what the request made.
   """
   limits = state.limits
   if limits.bias is None and limits.least is None and context.processor is None:

@@ -130,7 +130,7 @@ class Commit:
   deferred: Array | None  # [B, W+1] whether the rule deferred there; None where it makes no decision
   judge: int = static()  # the slot of the last model of the test
   target: Array | None = None  # [B, W+1, V] the target that was tested; None where there is none
-  leaf: NoHit = NoHit()
+  leaf: NoHit = NoHit()  # what follows leaves
 
 
 class Record:

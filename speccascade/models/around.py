@@ -28,3 +28,19 @@ class Around(Network):
 
   def reads(self, params: Params, cache: Cache) -> tuple[Params, Cache]:
     return self.inner.reads(params, cache)
+
+
+class SameTokens(Around):
+  """A network around another one, with its tokens."""
+
+  @property
+  def vocab_size(self) -> int:
+    return self.inner.vocab_size
+
+  @property
+  def eos_ids(self) -> tuple[int, ...]:
+    return self.inner.eos_ids
+
+  @property
+  def start_id(self) -> int | None:
+    return self.inner.start_id

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade.backends import Backend
+from speccascade.backends import Backend, View
 from speccascade.backends.quantised import Quantised, quantised, quantised_axes
 from speccascade.models.layers import Drawn
 from speccascade.types import Array, Cache, Network, Params
@@ -59,7 +59,7 @@ def _drawn(key: Array, kinds: tuple[tuple[tuple[int, ...], str, float, float], .
 
 @dataclasses.dataclass(frozen=True)
 class Base(Network):
-  """Derive what a `Network` has from a network's `config`, `_init`, `depth`, `first_layers` and `_cached`.
+  """Derive what a `Network` has from a network's `config`, `module`, `_init`, `depth`, `first_layers` and `_cached`.
 
   `backend` is what a network computes on, `quantised` whether its kernels and its table of tokens are int8; they are
   part of no checkpoint.
@@ -97,6 +97,22 @@ class Base(Network):
   @property
   def head_counts(self) -> tuple[int, int]:
     return self.config.heads, self.config.heads
+
+  def extend(
+    self, params: Params, cache: Cache, tokens: Array, positions: Array, packing=None, leaves: int = 0
+  ) -> tuple[Array, Cache]:
+    """Feed tokens [B, L] at consecutive positions [B, L]; return logits [B, L, V] of the tokens after them."""
+    return self.module.apply({'params': params}, cache, tokens, View(positions, packing=packing, leaves=leaves))
+
+  def observe(
+    self, params: Params, cache: Cache, tokens: Array, positions: Array, kept: tuple, leaves: int = 0
+  ) -> tuple:
+    """Do as `extend` does; return the states of `layers.kept_states` [B, L, …], too."""
+    return self.module.apply({'params': params}, cache, tokens, View(positions, leaves=leaves), kept)
+
+  def scores(self, params: Params, x: Array) -> Array:
+    """Return the head's logits [B, L, V] of normed states [B, L, E]."""
+    return self.module.apply({'params': params}, x, method='scores')
 
   def init(self, key: Array) -> Params:
     """Return random parameters in the network's dtype."""

@@ -13,12 +13,12 @@ import dataclasses
 from jax import lax
 import jax.numpy as jnp
 
-from speccascade.models.around import Around
+from speccascade.models.around import SameTokens
 from speccascade.types import Array, Cache, checked_int, Model, Network, Params, Prompt
 
 
 @dataclasses.dataclass(frozen=True)
-class OneWidth(Around):
+class OneWidth(SameTokens):
   """A network that is fed `width` tokens a row at each call, those behind the given ones being padding."""
 
   network: Network
@@ -27,18 +27,6 @@ class OneWidth(Around):
   @property
   def inner(self) -> Network:
     return self.network
-
-  @property
-  def vocab_size(self) -> int:
-    return self.network.vocab_size
-
-  @property
-  def eos_ids(self) -> tuple[int, ...]:
-    return self.network.eos_ids
-
-  @property
-  def start_id(self) -> int | None:
-    return self.network.start_id
 
   @property
   def takes_leaves(self) -> bool:
@@ -78,12 +66,9 @@ class OneWidth(Around):
       )
     chain = given - leaves
     after = positions[:, chain - 1 : chain] + 1 + jnp.arange(spare)[None]
-    tokens, positions = lax.optimization_barrier(
-      tuple(
-        jnp.concatenate([x[:, :chain], y, x[:, chain:]], 1)
-        for x, y in ((tokens, jnp.zeros_like(after)), (positions, after))
-      )
-    )
+    tokens = jnp.concatenate([tokens[:, :chain], jnp.zeros_like(after), tokens[:, chain:]], 1)
+    positions = jnp.concatenate([positions[:, :chain], after, positions[:, chain:]], 1)
+    tokens, positions = lax.optimization_barrier((tokens, positions))
     options = dict(leaves=leaves) if leaves else {}
     logits, cache = self.network.extend(params, cache, tokens, positions, **options)
     logits = lax.optimization_barrier(logits)  # what reads a part of them must not change how all are computed

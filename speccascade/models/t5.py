@@ -348,25 +348,9 @@ class T5(Base):
     target = self._empty_target(batch, max_len, self._activations(params))
     return {'source': source, 'source_length': prompt.length, 'target': target}
 
-  def extend(
-    self, params: Params, cache: Cache, tokens: Array, positions: Array, packing=None, leaves: int = 0
-  ) -> tuple[Array, Cache]:
-    """Feed tokens [B, L] at consecutive positions [B, L]; return logits [B, L, V] of the tokens after them."""
-    return self.module.apply({'params': params}, cache, tokens, View(positions, packing=packing, leaves=leaves))
-
-  def observe(
-    self, params: Params, cache: Cache, tokens: Array, positions: Array, kept: tuple, leaves: int = 0
-  ) -> tuple:
-    """Do as `extend` does; return the states of `blocks.kept_states` [B, L, …], too."""
-    return self.module.apply({'params': params}, cache, tokens, View(positions, leaves=leaves), kept)
-
   def embedded(self, params: Params, tokens: Array, positions: Array) -> Array:
     """Return what the decoder's first layer reads [B, L, E]."""
     return self.module.apply({'params': params}, tokens, method='embed')
-
-  def scores(self, params: Params, x: Array) -> Array:
-    """Return the head's logits [B, L, V] of normed states [B, L, E]."""
-    return self.module.apply({'params': params}, x, method='scores')
 
   @property
   def depth(self) -> int:
