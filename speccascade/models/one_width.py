@@ -10,6 +10,7 @@ Axis letters: B batch, L new tokens, V vocabulary.
 
 import dataclasses
 
+import jax
 from jax import lax
 import jax.numpy as jnp
 
@@ -70,7 +71,8 @@ class OneWidth(SameTokens):
     positions = jnp.concatenate([positions[:, :chain], after, positions[:, chain:]], 1)
     tokens, positions = lax.optimization_barrier((tokens, positions))
     options = dict(leaves=leaves) if leaves else {}
-    logits, cache = self.network.extend(params, cache, tokens, positions, **options)
+    with jax.named_scope('one_width'):
+      logits, cache = self.network.extend(params, cache, tokens, positions, **options)
     logits = lax.optimization_barrier(logits)  # what reads a part of them must not change how all are computed
     return jnp.concatenate([logits[:, :chain], logits[:, chain + spare :]], 1), cache
 

@@ -1,6 +1,8 @@
 """At one width texts and log-probabilities are the same bit by bit, in bfloat16 too, whatever drafts."""
 
+import collections
 import functools
+import re
 
 import jax
 import numpy as np
@@ -13,6 +15,7 @@ from speccascade.drafters import ngram
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.one_width import one_width
 from speccascade.models.t5 import T5, T5Config
+from speccascade.planning import aot, hlo
 from speccascade.sv import predictors
 from speccascade.types import Model
 
@@ -23,6 +26,7 @@ NETWORKS = {
   't5': [T5(T5Config(96, 32 * n, 4, 16, 64 * n, 1, n), dtype='bfloat16') for n in (1, 3)],
 }
 WIDTH = 8
+UNROUNDED = (hlo.MOVES - {'convert'}) | hlo.CONTROL | hlo.PASSING | {'fusion', 'broadcast', 'slice', 'pad'}
 METHODS = {
   'γ = 1': methods.speculative(block=1),
   'γ = 5': methods.speculative(block=5),
@@ -94,3 +98,32 @@ def test_a_call_that_is_too_wide_or_a_drafter_is_refused():
     decode(methods.speculative(block=5), [small, one_width(large, 4)], asked, seed=0)
   with pytest.raises(ValueError, match='ngram only drafts'):
     one_width(ngram.drafter(large), 4)
+
+
+def floating(module: hlo.Module, x: hlo.Instruction) -> list[str]:
+  """Return what an instruction and those that it calls compute of floating-point numbers, and a product's windows."""
+  found = re.findall(r'"(?:kernel|output)_window_bounds":\[[^\]]*\]', x.rest) if '"kernel_window_bounds":["' in x.rest else []
+  if x.op not in UNROUNDED:
+    found += [f'{x.op} {a.dtype}{a.dims}' for a in hlo.arrays(x.shape) if a.dtype[0] in 'bf']
+  called = [z for names in x.called.values() for c in names for z in module.computations[c]]
+  return found + [y for z in called for y in floating(module, z)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('name', long_but(NETWORKS, ['decoder']))
+def test_all_methods_have_one_compiled_pass_on_a_tpu(name):
+  pytest.importorskip('libtpu')
+  small, large = map(aot.shaped, NETWORKS[name])
+  placement = aot.Placement(aot.describe('v5e:2x2').devices[:1], {'data': 1})
+
+  def computed(method, verifier):
+    sizes = aot.Sizes(batch=4, source=16, tokens=16)
+    program = aot.compiled(method, [small, verifier], sizes, Sampler(), placement, 'tpu')
+    module = hlo.Module(program.as_text())
+    inside = [x for c in module.closure(module.body) for x in module.computations[c] if '/one_width/' in x.path]
+    return collections.Counter(y for x in inside for y in floating(module, x))
+
+  made = [methods.autoregressive(1), *(m for name, m in METHODS.items() if name != 'prompt lookup')]
+  alone, *others = (computed(method, one_width(large, WIDTH)) for method in made)
+  assert any('convolution' in x for x in alone)
+  assert all(found == alone for found in others)
