@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 import numpy as np
 
+from speccascade.backends import sharding
 from speccascade.backends.base import Backend, Entry, entry_of, Offsets, View
 from speccascade.backends.cpu import CPU
 from speccascade.backends.gpu import GPU
@@ -30,7 +31,7 @@ for _module in pkgutil.iter_modules(__path__):
   importlib.import_module(f'{__name__}.{_module.name}')
 
 
-def backend_for(params, mesh: Mesh | None = None, layout: Any = None) -> Backend:
+def backend_for(params, mesh: Mesh | None = None, layout: sharding.Layout = sharding.Layout()) -> Backend:
   """Return the backend of the devices of some parameters.
 
   Args:
@@ -47,7 +48,9 @@ def backend_for(params, mesh: Mesh | None = None, layout: Any = None) -> Backend
   return found if len(devices) == 1 else found.on_mesh(layout)
 
 
-def prepared(models: Sequence, layout: Any = None, mesh: Mesh | None = None) -> tuple[Backend, Parameters]:
+def prepared(
+  models: Sequence, layout: sharding.Layout = sharding.Layout(), mesh: Mesh | None = None
+) -> tuple[Backend, Parameters]:
   """Return the backend of models that run together, and the parameters that it computes with.
 
   Args:

@@ -14,7 +14,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from speccascade.backends import ops
+from speccascade.backends import ops, sharding
 from speccascade.backends.quantised import product, Quantised, widened
 
 Array = jax.Array
@@ -79,14 +79,14 @@ class Backend:
   A program for several devices has the `layout` of its arrays on the mesh; that of a network has its own model's alone.
   """
 
-  layout: Any = dataclasses.field(default=None, kw_only=True, repr=False)  # sharding.Layout
+  layout: sharding.Layout = dataclasses.field(default=sharding.Layout(), kw_only=True, repr=False)
 
   short_products = False  # whether short numbers have a batched product into float32; a CPU has none
   slot_multiple = 1  # the number of slots of a cache is a multiple of it
   slot_axis = {'key': -2, 'value': -2}
   pack_from = 0  # tokens of a batch's windows from which fewer take less time; below, every window is the widest
 
-  def on_mesh(self, layout: Any = None) -> 'Backend':
+  def on_mesh(self, layout: sharding.Layout = sharding.Layout()) -> 'Backend':
     """Return the backend for a mesh of such devices, with the layout of a program where there is one."""
     return dataclasses.replace(self, layout=layout)
 
@@ -96,7 +96,7 @@ class Backend:
 
   def for_slot(self, slot: int) -> 'Backend':
     """Return the backend for the network in a slot of the program's method."""
-    return self if self.layout is None else dataclasses.replace(self, layout=self.layout.only([slot]))
+    return dataclasses.replace(self, layout=self.layout.only([slot]))
 
   def window_widths(self, rows: int, widths: Sequence[int]) -> Sequence[int]:
     """Return which of the ascending widths of a window are compiled: all, or the widest where others gain nothing."""
@@ -268,8 +268,7 @@ class Backend:
     if visible.ndim == 1:
       mask = (jnp.arange(self.slots_of(entry))[None] < visible[:, None])[:, None]
     rows, length, heads, _ = q.shape
-    devices = 1 if self.layout is None else self.layout.mesh.size
-    a_query = rows * heads * mask.shape[-1] // devices
+    a_query = rows * heads * mask.shape[-1] // self.layout.devices
     if length * a_query <= _SCORES or length <= _CHUNK:
       bias = bias.of_queries(0, length) if isinstance(bias, Offsets) else bias
       return self._attend(q, entry, mask, bias, kv_heads, scale, cap)

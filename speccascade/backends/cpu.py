@@ -15,6 +15,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from speccascade.backends import sharding
 from speccascade.backends.base import attention_weights, Backend, cached, Entry, Params, tokens_of
 from speccascade.backends.quantised import Quantised
 from speccascade.backends.registry import backend
@@ -45,7 +46,7 @@ class CPU(Backend):
   slot_axis = {'key': -1, 'value': -2}
   tiles: bool = True  # use them where the CPU has them
 
-  def on_mesh(self, layout=None):
+  def on_mesh(self, layout=sharding.Layout()):
     return CPUs(layout=layout)
 
   def prepare(self, params: Params) -> Params:

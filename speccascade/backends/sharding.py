@@ -293,15 +293,15 @@ def _axes(network) -> list:
 # ---- a program's layout ----
 
 
-def layout_for(models: Sequence[Any]) -> 'Layout | None':
-  """Return the layout of models that run together, by slot, None where they are on one device.
+def layout_for(models: Sequence[Any]) -> 'Layout':
+  """Return the layout of models that run together, by slot.
 
   Raises:
     ValueError: If they are not on the same mesh.
   """
   on = shared(models)
   if on is None:
-    return None
+    return Layout()
 
   def spec_of(m):
     return None if m.params is None else jax.tree.map(lambda x: x.sharding.spec, m.params)
@@ -309,8 +309,8 @@ def layout_for(models: Sequence[Any]) -> 'Layout | None':
   return planned([m.network for m in models], on, map(spec_of, models))
 
 
-def layout_for_step(models: Sequence[Any], on: Mesh | None) -> 'Layout | None':
-  """Return the layout of models in a step that is partitioned over a mesh, None for one device.
+def layout_for_step(models: Sequence[Any], on: Mesh | None) -> 'Layout':
+  """Return the layout of models in a step that is partitioned over a mesh.
 
   Args:
     models: The models, by slot: those whose parameters are traced are sharded, the others replicated.
@@ -318,8 +318,6 @@ def layout_for_step(models: Sequence[Any], on: Mesh | None) -> 'Layout | None':
   """
   if on is None:
     return layout_for(models)
-  if on.size == 1:
-    return None
   rules = [SHARDED if isinstance(_a_leaf(m.params), jax.core.Tracer) else REPLICATED for m in models]
   networks = [m.network for m in models]
   by_model = [specs(network, on, some) for network, some in zip(networks, rules, strict=True)]
@@ -327,8 +325,10 @@ def layout_for_step(models: Sequence[Any], on: Mesh | None) -> 'Layout | None':
 
 
 def planned(networks: Sequence[Any], on: Mesh, by_model: Iterable[Any]) -> 'Layout':
-  """Return the layout of networks whose parameters have these specs, None of one that lies elsewhere."""
-  return Layout(on, tuple(_sharded_axes(n, some) for n, some in zip(networks, by_model, strict=True)))
+  """Return the layout on a mesh of networks whose parameters have these specs, None of one that lies elsewhere."""
+  if on.size == 1:
+    return Layout()
+  return Sharded(on, tuple(_sharded_axes(n, some) for n, some in zip(networks, by_model, strict=True)))
 
 
 def shared(models: Sequence[Any]) -> Mesh | None:
@@ -415,13 +415,118 @@ def even(rows: int, shards: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """A mesh and, by slot of a method, which axes of the model are sharded; hashable, a static part of a program."""
+  """Where the arrays of a program lie, a static part of it: here on one device; the base of `Sharded`.
+
+  What says how an array is sharded is None for one device.
+  """
+
+  @property
+  def devices(self) -> int:
+    """How many devices run the program."""
+    return 1
+
+  @property
+  def row_shards(self) -> int:
+    """Over how many devices the rows of a batch are sharded."""
+    return 1
+
+  @property
+  def model_shards(self) -> int:
+    """Over how many devices models may be sharded."""
+    return 1
+
+  @property
+  def shards_models(self) -> bool:
+    """Whether any model is sharded."""
+    return False
+
+  def only(self, slots: Sequence[int]) -> 'Layout':
+    """Return the layout of some of the models."""
+    return self
+
+  def rows(self, tree: Any) -> Any:
+    """Return the specs of arrays with rows on axis 0."""
+
+  def caches(self, caches: Sequence[Any]) -> tuple:
+    """Return the specs of the caches of all slots: entries [B, …, K, T, D] by rows and heads, the rest by rows."""
+    return (None,) * len(caches)
+
+  def by_vocabulary(self, x: Array, slot: int) -> Any:
+    """Return the spec of logits or distributions [B, …, V] of a model."""
+
+  def state(self, state: Any, cached: Sequence[int]) -> Any:
+    """Return the specs of the loop's state; the slots in `cached` have caches."""
+
+  def pin(self, tree: Any, specs: Any = None) -> Any:
+    """Constrain arrays of a traced program to their shardings, replicated unless specs are given."""
+    return tree
+
+  def bytes(self, tree: Any, specs: Any) -> int:
+    """Return the bytes of arrays on one device."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+  def over_shards(
+    self,
+    function: Callable,
+    arrays: Mapping[str, tuple[Array, tuple]],
+    outs: Sequence[tuple],
+    summed: Sequence[str] = (),
+  ) -> Any:
+    """Call a function of named arrays for each device's shards of them, by the layout of one model.
+
+    Args:
+      function: A function of arrays by name, which returns a sequence of arrays.
+      arrays: {name: (array, the names of its axes)}; an axis is 'rows', 'heads', a logical axis of parameters, or None.
+      outs: The names of the axes of each array that the function returns.
+      summed: Axes over whose shards these arrays are added up.
+
+    Returns:
+      What the function returns, as global arrays.
+    """
+    return function(**{name: x for name, (x, _) in arrays.items()})
+
+  def gathered(self, x: Array) -> Array:
+    """Return x [B, …] sharded along its rows only."""
+    return self.pin(x, self.rows(x))
+
+  def as_head(self, x: Array, slot: int) -> Array:
+    """Return a model's logits or distributions [B, …, V] in the shards that its head makes.
+
+    They stay so: softmax, tests and residuals are small reductions over the shards, whereas logits that were gathered
+    would lie with the window in the lanes of a TPU, most of which stay empty.
+    """
+    return self.pin(x, self.by_vocabulary(x, slot))
+
+  def in_blocks(self, x: Array, size: int) -> Array:
+    """Return x [B, …, V], its last axis sharded only where each shard consists of complete blocks."""
+    shards = self.model_shards
+    return x if shards == 1 or x.shape[-1] % (size * shards) == 0 else self.gathered(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharded(Layout):
+  """A mesh and, by slot of a method, which axes of the model are sharded."""
 
   mesh: Mesh
   axes: tuple[tuple[tuple[str, Any], ...], ...]
 
-  def only(self, slots: Sequence[int]) -> 'Layout':
-    """Return the layout of some of the models."""
+  @property
+  def devices(self) -> int:
+    return self.mesh.size
+
+  @property
+  def row_shards(self) -> int:
+    return self.mesh.shape.get(DATA, 1)
+
+  @property
+  def model_shards(self) -> int:
+    return _shards(self.mesh)
+
+  @property
+  def shards_models(self) -> bool:
+    return any(self.axes)
+
+  def only(self, slots: Sequence[int]) -> 'Sharded':
     return dataclasses.replace(self, axes=tuple(self.axes[s] for s in slots))
 
   def _over(self, size: int, axis: Any, what: str) -> Any:
@@ -433,12 +538,9 @@ class Layout:
     return _axis(over)
 
   def rows(self, tree: Any) -> Any:
-    """Return the specs of arrays with rows on axis 0."""
     return jax.tree.map(lambda x: PartitionSpec(self._over(x.shape[0], DATA, 'rows')), tree)
 
   def caches(self, caches: Sequence[Any]) -> tuple:
-    """Return the specs of the caches of all slots: entries [B, …, K, T, D] by rows and heads, the rest by rows."""
-
     def spec(over, path, x):
       rows = self._over(x.shape[0], DATA, 'rows')
       named = [getattr(part, 'key', None) for part in path[-1:]]  # none of a cache that is one array
@@ -457,13 +559,11 @@ class Layout:
     return dict(self.axes[slot]).get('vocab')
 
   def by_vocabulary(self, x: Array, slot: int) -> PartitionSpec:
-    """Return the spec of logits or distributions [B, …, V] of a model."""
     rows = self._over(x.shape[0], DATA, 'rows')
     between = [None] * (x.ndim - 2)
     return PartitionSpec(rows, *between, self._over(x.shape[-1], self._head(slot), 'a vocabulary'))
 
   def state(self, state: Any, cached: Sequence[int]) -> Any:
-    """Return the specs of the loop's state; the slots in `cached` have caches."""
     specs = self.rows(state.replace(caches=()))
     by_slot = enumerate(state.window.logits)
     logits = tuple(None if x is None else self.by_vocabulary(x, slot) for slot, x in by_slot)
@@ -474,87 +574,40 @@ class Layout:
     return specs.replace(window=window, caches=self.only(cached).caches(state.caches) if state.caches else ())
 
   def pin(self, tree: Any, specs: Any = None) -> Any:
-    """Constrain arrays of a traced program to their shardings, replicated unless specs are given."""
     specs = PartitionSpec() if specs is None else specs
     shardings = jax.tree.map(lambda s: NamedSharding(self.mesh, s), specs, is_leaf=_is_spec)
     return jax.lax.with_sharding_constraint(tree, shardings)
 
   def bytes(self, tree: Any, specs: Any) -> int:
-    """Return the bytes of arrays on one device."""
-
     def shape(x, s):
       return math.prod(NamedSharding(self.mesh, s).shard_shape(x.shape)) * x.dtype.itemsize
 
     return sum(jax.tree.leaves(jax.tree.map(shape, tree, specs)))
 
+  def over_shards(self, function, arrays, outs, summed=()):
+    values = {name: x for name, (x, _) in arrays.items()}
+    over = dict(self.axes[0])
+    over |= {'rows': DATA if DATA in self.mesh.shape else None, 'heads': over.get('joined_kv_heads')}
+    for kind, axis in over.items():
+      parts = [part for part in _names(axis) if self.mesh.shape[part] > 1]
+      sizes = {n for x, names in arrays.values() for n, name in zip(x.shape, names, strict=True) if name == kind}
+      sizes -= {1} if kind == 'rows' else set()  # a bias may have one for all
+      over[kind] = _axis(_dividing(parts, self.mesh, *sizes)) if sizes else None
 
-# ---- in a traced program ----
+    def spec(x, names):
+      return PartitionSpec(*(over.get(n) if s > 1 else None for s, n in zip(x.shape, names, strict=True)))
 
+    added = tuple(name for kind in summed for name in _names(over.get(kind)))
 
-def over_shards(
-  layout: Layout | None,
-  function: Callable,
-  arrays: Mapping[str, tuple[Array, tuple]],
-  outs: Sequence[tuple],
-  summed: Sequence[str] = (),
-) -> Any:
-  """Call a function of named arrays for each device's shards of them, by the layout of one model.
+    def local(*xs):
+      found = tuple(function(**dict(zip(values, xs, strict=True))))
+      return jax.lax.psum(found, added) if added else found
 
-  Args:
-    layout: The layout; None calls the function with the arrays as they are.
-    function: A function of arrays by name, which returns a sequence of arrays.
-    arrays: {name: (array, the names of its axes)}; an axis is 'rows', 'heads', a logical axis of parameters, or None.
-    outs: The names of the axes of each array that the function returns.
-    summed: Axes over whose shards these arrays are added up.
-
-  Returns:
-    What the function returns, as global arrays.
-  """
-  values = {name: x for name, (x, _) in arrays.items()}
-  if layout is None:
-    return function(**values)
-  over = dict(layout.axes[0])
-  over |= {'rows': DATA if DATA in layout.mesh.shape else None, 'heads': over.get('joined_kv_heads')}
-  for kind, axis in over.items():
-    parts = [part for part in _names(axis) if layout.mesh.shape[part] > 1]
-    sizes = {n for x, names in arrays.values() for n, name in zip(x.shape, names, strict=True) if name == kind}
-    sizes -= {1} if kind == 'rows' else set()  # a bias may have one for all
-    over[kind] = _axis(_dividing(parts, layout.mesh, *sizes)) if sizes else None
-
-  def spec(x, names):
-    return PartitionSpec(*(over.get(n) if s > 1 else None for s, n in zip(x.shape, names, strict=True)))
-
-  added = tuple(name for kind in summed for name in _names(over.get(kind)))
-
-  def local(*xs):
-    found = tuple(function(**dict(zip(values, xs, strict=True))))
-    return jax.lax.psum(found, added) if added else found
-
-  call = jax.shard_map(
-    local,
-    mesh=layout.mesh,
-    in_specs=tuple(spec(*given) for given in arrays.values()),
-    out_specs=tuple(PartitionSpec(*map(over.get, names)) for names in outs),
-    check_vma=False,
-  )
-  return call(*values.values())
-
-
-def gathered(layout: Layout | None, x: Array) -> Array:
-  """Return x [B, …] sharded along its rows only."""
-  return x if layout is None else layout.pin(x, layout.rows(x))
-
-
-def as_head(layout: Layout | None, x: Array, slot: int) -> Array:
-  """Return a model's logits or distributions [B, …, V] in the shards that its head makes.
-
-  They stay so: softmax, tests and residuals are small reductions over the shards, whereas logits that were gathered
-  would lie with the window in the lanes of a TPU, most of which stay empty.
-  """
-  return x if layout is None else layout.pin(x, layout.by_vocabulary(x, slot))
-
-
-def in_blocks(layout: Layout | None, x: Array, size: int) -> Array:
-  """Return x [B, …, V], its last axis sharded only where each shard consists of complete blocks."""
-  shards = 1 if layout is None else _shards(layout.mesh)
-  return x if shards == 1 or x.shape[-1] % (size * shards) == 0 else gathered(layout, x)
+    call = jax.shard_map(
+      local,
+      mesh=self.mesh,
+      in_specs=tuple(spec(*given) for given in arrays.values()),
+      out_specs=tuple(PartitionSpec(*map(over.get, names)) for names in outs),
+      check_vma=False,
+    )
+    return call(*values.values())

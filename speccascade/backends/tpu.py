@@ -32,7 +32,7 @@ class TPU(Backend):
   mesh: bool = False  # XLA does not shard our kernel: where no layout does, attention on a mesh is plain
   interpret: bool = False  # run the kernel without a TPU, in tests
 
-  def on_mesh(self, layout=None):
+  def on_mesh(self, layout=sharding.Layout()):
     return dataclasses.replace(self, mesh=True, layout=layout)
 
   def emulated(self):
@@ -92,7 +92,7 @@ class TPU(Backend):
     return {'key': _pack(k), 'value': _pack(v)}
 
   def _plain(self, q: Array) -> bool:
-    return q.shape[1] > tpu_attention.MOST or (self.mesh and self.layout is None)
+    return q.shape[1] > tpu_attention.MOST or (self.mesh and self.layout.devices == 1)
 
   def _pieces(self, q: Array, entry, bias) -> list[tuple[slice, Array | None]]:
     """Return the pieces of a window that the kernel has no memory for at once, each with its bias; else none."""
@@ -146,7 +146,7 @@ class TPU(Backend):
       arrays['bias'] = bias, ('rows', 'heads', None, None)
     packed = _packing(settings.pop('kv_heads'), q.shape[-1])[0]
     kernel = functools.partial(self._kernel, packed=packed, **settings)
-    return sharding.over_shards(self.layout, kernel, arrays, [heads, slots, slots][: 3 if new else 1])
+    return self.layout.over_shards(kernel, arrays, [heads, slots, slots][: 3 if new else 1])
 
   def _kernel(self, q, key, value, bias=None, k=None, v=None, *, packed, **settings):
     batch, width, heads, dim = q.shape  # [B, L, H, D]
@@ -164,7 +164,7 @@ class TPU(Backend):
     return y.swapaxes(3, 4).reshape(q.shape), *caches
 
   def threshold(self, keys, limit, low, high, *, mass):
-    if keys.ndim < 2 or (self.mesh and self.layout is None):
+    if keys.ndim < 2 or (self.mesh and self.layout.devices == 1):
       return super().threshold(keys, limit, low, high, mass=mass)
     limit = jnp.broadcast_to(limit, (*keys.shape[:-1], 1))
     rows = ('rows', None)  # before a vocabulary is gathered, or a window would lie in its lanes
@@ -173,10 +173,10 @@ class TPU(Backend):
     def kernel(keys, limit):
       return (tpu_filters.threshold(keys, limit, low, high, mass=mass, interpret=self.interpret),)
 
-    return sharding.over_shards(self.layout, kernel, arrays, [rows])[0].reshape(limit.shape)
+    return self.layout.over_shards(kernel, arrays, [rows])[0].reshape(limit.shape)
 
   def spread(self, logits, write):
-    if self.mesh and self.layout is None:
+    if self.mesh and self.layout.devices == 1:
       return super().spread(logits, write)
     rows = ('rows', None, None)
 
@@ -184,7 +184,7 @@ class TPU(Backend):
       found = tpu_spread.spread(logits.reshape(-1, logits.shape[-1]), write, interpret=self.interpret)
       return (found.reshape(*logits.shape[:-1], -1),)
 
-    return sharding.over_shards(self.layout, kernel, {'logits': (logits, rows), 'write': (write, (None,))}, [rows])[0]
+    return self.layout.over_shards(kernel, {'logits': (logits, rows), 'write': (write, (None,))}, [rows])[0]
 
   def _attend(self, q, entry, mask, bias, kv_heads, scale, cap):
     plain = {name: _unpack(x, kv_heads, q.shape[-1]) for name, x in entry.items()}

@@ -249,8 +249,6 @@ def _cache_bytes(engine: Side, prompts: int) -> int:
     jax.eval_shape(make, params, Prompt(ints(rows, engine.width), ints(rows)))
     for make, rows in ((functools.partial(loop.caches_of, program), rows), (engine.read, prompts))
   ]
-  if program.layout is None:
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
   return sum(program.layout.bytes(x, program.cached_layout.caches(x)) for x in shapes)
 
 
@@ -263,9 +261,7 @@ def _read_bytes(engine: Side, prompts: int) -> int:
   products = _products(jax.make_jaxpr(engine.read)(engine.params, prompt).jaxpr)
   largest = max((math.prod(x.shape) * x.dtype.itemsize for x in products), default=0)
   layout = engine.program.layout
-  if layout is None:
-    return 2 * largest
-  return 2 * largest // (layout.mesh.size if any(layout.axes) else layout.mesh.shape.get(sharding.DATA, 1))
+  return 2 * largest // (layout.devices if layout.shards_models else layout.row_shards)
 
 
 def _products(jaxpr: Any) -> Iterator[Any]:

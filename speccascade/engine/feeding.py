@@ -7,14 +7,14 @@ is made of these functions, as those of `engine.phases` are.
 Axis letters: B batch, L new tokens, W window of pending tokens, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 
-from speccascade.backends import ops, sharding
+from speccascade.backends import ops
 from speccascade.backends.ops import take, with_column
 from speccascade.engine.state import Commit, Context, sampler_for_window, State
 from speccascade.models.packing import Packing
@@ -28,40 +28,40 @@ def feed(
   m: int,
   width: int,
   need: Array,
-  total: int | None = None,
-  *,
-  mask_token: int | None = None,
+  packing: Sequence[Packing] = (),
 ) -> tuple[State, Array]:
   """Feed model m the next `need` [B] tokens of each row; return the state, and logits [B, width, V] after each token.
 
-  Rows are padded to `width` tokens, at least as many as any needs, or packed to `total` of the batch. A mask token
-  stands for the tokens behind the pending ones; since they are not known, the logits are not what `process` makes.
+  Rows are padded to `width` tokens, at least as many as any needs; where there is a packing, by it.
   """
+  position = state.fed[:, m][:, None] + iota(width)
+  state, logits = read(context, state, m, state.tokens, width, need, packing)
+  logits = process(context, state, logits, position, state.tokens[:, None])
+  return state, context.backend.layout.as_head(logits, m)
+
+
+def read(
+  context: Context, state: State, m: int, tokens: Array, width: int, need: Array, packing: Sequence[Packing] = ()
+) -> tuple[State, Array]:
+  """Feed model m as `feed` does, of tokens [B, T]; return the state, and logits as the model has them."""
   # Slot = absolute position, so a model goes on where it stopped. What padding writes beyond a row's need lies beyond
   # `fed`, and is written again before any query sees it.
   position = state.fed[:, m][:, None] + iota(width)
-  tokens = take(state.tokens, position)
-  if mask_token is not None:
-    tokens = jnp.where(position < (state.length + state.window.size)[:, None], tokens, mask_token)
   c = context.cache_of[m]
-  packing = None if total is None else Packing.of(need, width, total)
-  packed = () if packing is None else (packing,)
-  fed, beside = state.window.leaves.beside(m, state.length, tokens, position)
+  fed, beside = state.window.leaves.beside(m, state.length, take(tokens, position), position)
   with jax.named_scope(f'feed_{m}'):
-    logits, cache = context.extend[m](state.caches[c], *fed, *packed, **beside)
-  if packing is not None:
-    logits = packing.unpack(logits)
-  layout = context.backend.layout
+    logits, cache = context.extend[m](state.caches[c], *fed, *packing, **beside)
+  for packed in packing:
+    logits = packed.unpack(logits)
   # Embeddings may be padded beyond the vocabulary that the models share.
-  logits = sharding.as_head(layout, logits, m)[..., : state.window.vocab]
+  logits = context.backend.layout.as_head(logits, m)[..., : state.window.vocab]
   logits = filled(context.lacks[m], logits.astype(jnp.float32))
   state, logits = state.window.leaves.after(context, state, m, logits)
-  logits = process(context, state, logits, position, state.tokens[:, None]) if mask_token is None else logits
   state = state.replace(
     fed=with_column(state.fed, m, state.fed[:, m] + need),
     caches=state.caches[:c] + (cache,) + state.caches[c + 1 :],
   )
-  return state, sharding.as_head(layout, logits, m)
+  return state, context.backend.layout.as_head(logits, m)
 
 
 def _store_logits(context: Context, state: State, m: int, write: Callable[[Array], Array]) -> State:
@@ -69,7 +69,7 @@ def _store_logits(context: Context, state: State, m: int, write: Callable[[Array
   w = state.window
   if w.logits[m] is None:
     return state
-  logits = sharding.as_head(context.backend.layout, write(w.logits[m]), m)
+  logits = context.backend.layout.as_head(write(w.logits[m]), m)
   return state.replace(window=w.replace(logits=w.logits[:m] + (logits,) + w.logits[m + 1 :]))
 
 
@@ -113,7 +113,7 @@ def draw(
   logits = context.masked(m, logits)
   sampler = sampler_for_window(state).at(w.size)
   going = going & (end < state.limit) & finite(logits) & ~context.policy.before(logits, sampler)
-  q = sharding.as_head(context.backend.layout, sampler(logits), m)
+  q = context.backend.layout.as_head(sampler(logits), m)
   token, noise = state.noise.draw(q, end, DRAFT, state.length)
   order = functools.partial(state.noise.order, logits, q, end)
 

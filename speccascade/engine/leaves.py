@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from speccascade import rules
-from speccascade.backends import ops, sharding
+from speccascade.backends import ops
 from speccascade.backends.ops import take1
 from speccascade.engine.feeding import feed, is_end, process, store_by_row
 from speccascade.engine.state import Commit, Context, NoHit, NoLeaves, sampler_for_window, State
@@ -72,7 +72,7 @@ class Leaves(NoLeaves):
     at = self.positions(state.length)
     here = iota(state.tokens.shape[1])[None] == at[..., None]
     tokens = jnp.where(here, self.tokens[..., None], state.tokens[:, None])  # [B, L, T]
-    found = sharding.as_head(context.backend.layout, process(context, state, logits[:, width:], at, tokens), m)
+    found = context.backend.layout.as_head(process(context, state, logits[:, width:], at, tokens), m)
     window = state.window.replace(leaves=self.replace(logits=self.logits | {m: found}))
     return state.replace(window=window), logits[:, :width]
 

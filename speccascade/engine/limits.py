@@ -42,6 +42,26 @@ class Limit:
   def __call__(self, context: Context, state: State) -> Array:
     raise NotImplementedError(f'{type(self).__name__} has no __call__(context, state).')
 
+  def size(self, context: Context, state: State) -> Array:
+    """Return how many are fed, of rows that are active no more than are pending."""
+    size = state.window.size
+    return jnp.where(state.active, jnp.clip(self(context, state), -1, size), size)
+
+
+@struct.dataclass
+class Every(Limit):
+  """Score every pending token."""
+
+  reads = ()
+  told = Told.NOTHING
+  varies = False
+
+  def __str__(self):
+    return 'every token'
+
+  def size(self, context: Context, state: State) -> Array:
+    return state.window.size
+
 
 @struct.dataclass
 class First(Limit):

@@ -66,8 +66,8 @@ class Program:
     object.__setattr__(self, 'networks', bound)
 
   @property
-  def layout(self) -> sharding.Layout | None:
-    """The layout of arrays on several devices."""
+  def layout(self) -> sharding.Layout:
+    """Where arrays lie."""
     return self.backend.layout
 
   @property
@@ -76,9 +76,9 @@ class Program:
     return sorted({self.cache_of[slot] for slot in self.held})
 
   @property
-  def cached_layout(self) -> sharding.Layout | None:
+  def cached_layout(self) -> sharding.Layout:
     """The layout of the slots that have a cache."""
-    return None if self.layout is None else self.layout.only(self.cached)
+    return self.layout.only(self.cached)
 
   def specs(self, state: State) -> Any:
     """Return how each array of a state is sharded."""
@@ -86,7 +86,7 @@ class Program:
 
   def pin(self, state: State) -> State:
     """Constrain the arrays of a state to their shardings."""
-    return state if self.layout is None else self.layout.pin(state, self.specs(state))
+    return self.layout.pin(state, self.specs(state))
 
 
 @struct.dataclass
@@ -110,25 +110,25 @@ def positions(network: Network, width: int, max_new_tokens: int, window: int) ->
 
 @functools.partial(jax.jit, static_argnums=(0, 3), static_argnames=('cache_len', 'layout'))
 def prefill(
-  network: Network, params: Any, prompt: Prompt, cache_len: int, layout: sharding.Layout | None = None
+  network: Network, params: Any, prompt: Prompt, cache_len: int, layout: sharding.Layout = sharding.Layout()
 ) -> Cache:
   """Return a cache of `cache_len` positions that has seen the prompts, in the layout of the network's own slot."""
   # Constrained before and after, or the compiler might gather the prompts or replicate the caches.
-  prompt = prompt if layout is None else layout.pin(prompt, layout.rows(prompt))
+  prompt = layout.pin(prompt, layout.rows(prompt))
   cache = network.prefill(params, prompt, cache_len)
-  return cache if layout is None else layout.pin(cache, layout.caches([cache])[0])
+  return layout.pin(cache, layout.caches([cache])[0])
 
 
 def prefilled(
-  networks: Sequence[Network], params: Sequence, prompt: Prompt, cache_len: int, layout: sharding.Layout | None = None
+  networks: Sequence[Network],
+  params: Sequence,
+  prompt: Prompt,
+  cache_len: int,
+  layout: sharding.Layout = sharding.Layout(),
 ) -> tuple:
   """Return the caches of networks that are bound to a backend; each has a program of its own, for all methods."""
-
-  def own(slot):
-    return None if layout is None else layout.only([slot])
-
   pairs = zip(networks, params, strict=True)
-  return tuple(prefill(n, p, prompt, cache_len, layout=own(slot)) for slot, (n, p) in enumerate(pairs))
+  return tuple(prefill(n, p, prompt, cache_len, layout=layout.only([slot])) for slot, (n, p) in enumerate(pairs))
 
 
 def caches_of(program: Program, params: tuple, prompt: Prompt, cache_len: int | None = None) -> tuple:
@@ -146,7 +146,7 @@ def blank(program, start, params, rows: Arrays) -> State:
 
 def first_batch(program, start, params, prefix: tuple, batch: InsertBatch) -> State:
   """Return the state of a batch of requests, request i in row i."""
-  if program.layout is not None and batch.source is not None:  # rows cross a mesh one by one
+  if program.layout.devices > 1 and batch.source is not None:  # rows cross a mesh one by one
     return put_rows(program, start, prefix, batch, blank(program, start, params, batch.rows))
   rows = batch.target.shape[0]
 
@@ -173,15 +173,14 @@ def put_rows(program, start, prefix: tuple, batch: InsertBatch, state: State) ->
   new = program.pin(first_state(program, start, (), batch.rows))
   state = program.pin(state)
   layout = program.cached_layout
-  prefix = prefix if layout is None else layout.pin(prefix, layout.caches(prefix))
-  crosses = layout is not None and layout.mesh.shape.get(sharding.DATA, 1) > 1
+  prefix = layout.pin(prefix, layout.caches(prefix))
 
   # A loop over rows, not a scatter: each turn writes one row in place, and the state is donated.
   def put(i, state):
     def from_row(source):
       def one(old, new):  # positions that a row of the batch has beyond the prefix are rewritten before they are seen
         n = old.shape[0] // state.done.shape[0]  # indices of axis 0 that are one row
-        if crosses:  # a sum over the rows crosses a mesh as one row; a slice would gather all of them
+        if layout.row_shards > 1:  # a sum over the rows crosses a mesh as one row; a slice would gather all of them
           row = ops.masked_take(new[None], source[None, None])[0]
         else:
           row = jax.lax.dynamic_slice_in_dim(new, source * n, n, 0)
@@ -201,9 +200,7 @@ insert = jax.jit(put_rows, static_argnums=0, donate_argnums=4)
 def _run(program, method, params, state, stop, stop_at, processor=None) -> tuple[State, Array]:
   """Loop; return the state, and what the host reads of it as one array, since each copy has a cost."""
   state = _rounds(program, method, params, state.replace(done=state.done | stop), stop_at, processor)
-
-  joined = join(host_arrays(state))
-  return state, joined if program.layout is None else program.layout.pin(joined)
+  return state, program.layout.pin(join(host_arrays(state)))
 
 
 @functools.cache

@@ -88,7 +88,7 @@ class Half:
 # ---- in a program ----
 
 
-def _on(state: State, layout: sharding.Layout | None, backend: Backend) -> State:
+def _on(state: State, layout: sharding.Layout, backend: Backend) -> State:
   """Return a state with the static parts that name devices."""
   noise = state.noise.replace(layout=layout) if isinstance(state.noise, sampling.Keyed) else state.noise
   return state.replace(noise=noise, sampler=dataclasses.replace(state.sampler, backend=backend))
@@ -108,11 +108,10 @@ def parted(program: loop.Program, state: State, since: Array, sends: Sends = NOT
   kept = Kept(state.caches, own, w.probs if program.drafts else None, state.limits)
   none = (None,) * len(w.logits)
   small = state.replace(caches=(), limits=None, window=w.replace(logits=none, probs=None))
-  small = _on(small, None, Backend())  # of neither mesh
+  small = _on(small, sharding.Layout(), Backend())  # of neither mesh
   leaves, structure = jax.tree.flatten((small, since))
   form = structure, tuple(Shape(x.shape, np.dtype(x.dtype)) for x in leaves)
-  joined = join((small, since))
-  joined = joined if program.layout is None else program.layout.pin(joined)
+  joined = program.layout.pin(join((small, since)))
   logits = tuple(x if slot in sends.logits else None for slot, x in enumerate(w.logits))
   return kept, Crossing(joined, w.probs if sends.probs else None, logits, form)
 
@@ -322,7 +321,7 @@ class Overlapped(Runner):
 def _where(side: Side) -> tuple[Any, Any]:
   """Return the shardings of arrays that all devices of a side have, and of those by rows."""
   layout = side.program.layout
-  if layout is not None:
+  if layout.devices > 1:
     axis = sharding.DATA if sharding.DATA in layout.mesh.shape else None
     return NamedSharding(layout.mesh, PartitionSpec()), NamedSharding(layout.mesh, PartitionSpec(axis))
   arrays = (x for x in jax.tree.leaves(side.params) if isinstance(x, jax.Array))

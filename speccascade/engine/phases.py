@@ -26,13 +26,14 @@ from speccascade.engine.feeding import (
   finite,
   masked_window,
   process,
+  read,
   store_by_row,
   store_from_slot,
 )
-from speccascade.engine.limits import Limit
+from speccascade.engine.limits import Every, Limit
 from speccascade.engine.lowering import flat, mapped, Phase, rounds
 from speccascade.engine.state import Commit, Context, Fault, sampler_for_window, State
-from speccascade.models.packing import coarse_widths, fine_widths, MOST
+from speccascade.models.packing import coarse_widths, fine_widths, MOST, Packing
 from speccascade.types import (
   Array,
   Combiner,
@@ -63,12 +64,13 @@ class Score(Phase):
   """
 
   model: int = static()
-  limit: Limit | None = None
+  limit: Limit = Every()
   widths: tuple[int, ...] = static(default=())
   aligned: bool = static(default=False)
 
   def __str__(self):
-    return f'score({self.model})' if self.limit is None else f'score({self.model}, {self.limit})'
+    limit = '' if self.limit == Every() else f', {self.limit}'
+    return f'score({self.model}{limit})'
 
   @property
   def calls(self) -> int:
@@ -80,28 +82,28 @@ class Score(Phase):
 
   @property
   def reads(self) -> tuple[int, ...] | None:
-    return () if self.limit is None else self.limit.reads
+    return self.limit.reads
 
   @property
   def told(self) -> Told | None:
-    return Told.NOTHING if self.limit is None else self.limit.told
+    return self.limit.told
 
   @property
   def coupled(self) -> bool:
-    return self.limit is not None and self.limit.coupled
+    return self.limit.coupled
 
   def facts(self, row: RowFacts, notes: Notes) -> Iterable[RowFacts]:
-    for count in (row.pending,) if self.limit is None else self.limit.counts(row.pending):
+    for count in self.limit.counts(row.pending):
       notes.feeds(row, self.model, count)
       after = row.reads(self.model, min(row.unread[self.model], -count))
       if row.leaves is not None:
         notes.leaves = True
         after = after.scores_leaves(self.model)
-      yield after.chooses(notes.number, count) if self.limit is not None and self.limit.varies else after
+      yield after.chooses(notes.number, count) if self.limit.varies else after
 
   def lowered(self, notes: Notes) -> 'Score':
     most = notes.need
-    if self.limit is not None and self.limit.fine:
+    if self.limit.fine:
       widths = fine_widths(most)
     else:
       widths = coarse_widths(most) if notes.varies else (most,)
@@ -110,11 +112,9 @@ class Score(Phase):
   def __call__(self, context: Context, state: State) -> State:
     if not self.calls:
       return state
-    size = state.window.size
-    if self.limit is not None:
-      size = jnp.where(state.active, jnp.clip(self.limit(context, state), -1, size), size)
     # A need of 0 leaves a row as it is: one that is not active, or all of whose pending tokens the model has read.
-    need = jnp.where(state.active, state.length + size - state.fed[:, self.model], 0)
+    need = state.length + self.limit.size(context, state) - state.fed[:, self.model]
+    need = jnp.where(state.active, need, 0)
     need = jnp.clip(need, 0, self.widths[-1])
     return self._feed(context, state, need)
 
@@ -127,28 +127,26 @@ class Score(Phase):
     leaves = state.window.leaves.scored_by(m)
     packs = len(sizes) > 1 and 1 < rows <= MOST and context.packs[m] and not leaves
     widths = jnp.array(sizes, jnp.int32)
-    # A window is as wide as the row that needs most; packed tokens are as many as the rows need together.
-    over = need.sum() > widths[:-1] * rows if packs else need.max() > widths[:-1]
-    which = jnp.sum(over.astype(jnp.int32))
-    if packs:  # the rows share the padding of the batch equally
+    if packs:  # a window has as many tokens as the rows need together, which share its padding equally
+      which = jnp.sum((need.sum() > widths[:-1] * rows).astype(jnp.int32))
       computed = need + (widths[which] * rows - need.sum() + jnp.arange(rows)) // rows
-    else:
+      windows = [(widest, [n * rows]) for n in sizes[:-1]] + [(widest, [])]
+    else:  # a window is as wide as the row that needs most
+      which = jnp.sum((need.max() > widths[:-1]).astype(jnp.int32))
       computed = widths[which]
+      windows = [(n, []) for n in sizes]
     called = (need > 0).astype(jnp.int32)
     state = state.charge(m, calls=called, positions=need + leaves * called, computed=computed + leaves)
 
-    def at_width(state, width):
-      packed = packs and width < widest
+    def fed(state, width, totals):
       first = state.fed[:, m] + 1 - state.length  # the slot of the first output
-      if packed:
-        state, logits = feed(context, state, m, widest, need, width * rows)
-      else:
-        state, logits = feed(context, state, m, width, need)
+      packing = [Packing.of(need, width, total) for total in totals]
+      state, logits = feed(context, state, m, width, need, packing)
       if self.aligned:
         return store_from_slot(context, state, m, logits, 0)
       return store_by_row(context, state, m, logits, first, need)
 
-    branches = [functools.partial(at_width, width=n) for n in sizes]
+    branches = [functools.partial(fed, width=width, totals=totals) for width, totals in windows]
     return branches[0](state) if len(branches) == 1 else context.backend.choose(which, branches, state)
 
 
@@ -210,22 +208,20 @@ class Propose(Phase):
   The models that score the draft score them beside it, and if the token that follows a rejection is one of them, one
   token more follows at once: the distribution after it is known.
 
-  `mask_token` and `provisional` are those of the network. With a mask token the model is called once, and each token is
-  drawn from a distribution of its own that does not know those before it; so no target can read it. What is
-  provisional, and what a mask has written, the model reads again as soon as it is committed.
+  `provisional` and `remembers` are those of the network. What is provisional the model reads again as soon as it is
+  committed. A network that drafts in one pass makes it a `ProposeInOnePass`.
   """
 
   model: int = static()
   n: int = static()
   catch_up: int = static(default=1)
   leaves: tuple[int, ...] = static(default=())
-  mask_token: int | None = static(default=None)
   provisional: bool = static(default=False)
   remembers: bool = static(default=False)
 
   def __str__(self):
     leaves = ', of ' + '·'.join(map(str, self.leaves)) if self.leaves else ''
-    return f'propose({self.model}, {self.n}{leaves}{"" if self.mask_token is None else " in one pass"})'
+    return f'propose({self.model}, {self.n}{leaves})'
 
   @property
   def draws(self) -> int:
@@ -239,18 +235,12 @@ class Propose(Phase):
 
   @property
   def calls(self) -> int:
-    if self.mask_token is not None:
-      return 1
     return self.n - (self.catch_up == 0)  # a model that has read everything knows the distribution of its first token
 
   @property
   def turns(self) -> int:
     """The most turns of the loop over calls."""
-    return 1 if self.mask_token is not None else self.n - (self.catch_up != 1)
-
-  @property
-  def beyond(self) -> int:
-    return 0 if self.mask_token is None else self.catch_up + self.n - 2
+    return self.n - (self.catch_up != 1)
 
   @property
   def reads(self) -> tuple[int, ...]:
@@ -258,8 +248,9 @@ class Propose(Phase):
 
   def for_networks(self, networks: Sequence[Network]) -> 'Propose':
     network = networks[self.model]
-    kind = dict(mask_token=network.mask_token, provisional=network.provisional)
-    return self.replace(remembers=network.remembers, **kind)
+    if network.mask_token is not None:
+      return ProposeInOnePass(self.model, self.n, leaves=self.leaves, mask_token=network.mask_token)
+    return self.replace(provisional=network.provisional, remembers=network.remembers)
 
   def facts(self, row: RowFacts, notes: Notes) -> Iterable[RowFacts]:
     unread = row.unread[self.model]
@@ -297,13 +288,15 @@ class Propose(Phase):
   @property
   def reads_again(self) -> bool:
     """Whether the model has to read the drafted tokens again once they are committed."""
-    return self.provisional or self.mask_token is not None
+    return self.provisional
 
   def __call__(self, context: Context, state: State) -> State:
     budget = context.policy.length(state.policy, self.n)
     budget = min(budget, self.n) if isinstance(budget, int) else jnp.minimum(budget, self.n)
-    if self.mask_token is not None:
-      return self._in_one_pass(context, state, budget)
+    return self.draft(context, state, budget)
+
+  def draft(self, context: Context, state: State, budget: Array | int) -> State:
+    """Draw as many tokens as the policy allows."""
     state, logits = self._first_logits(context, state)
     before = state
     first = 0
@@ -325,31 +318,6 @@ class Propose(Phase):
     fed = state.fed[:, self.model] - before.fed[:, self.model]
     state = self._forgotten(state) if self.provisional else state
     return state.charge(self.model, drafted=drafted, calls=fed, positions=fed, computed=last - first)
-
-  def _in_one_pass(self, context: Context, state: State, budget: Array | int) -> State:
-    """Feed what was committed and masks behind it, and draw every token from the logits of this one call."""
-    m = self.model
-    before = state
-    unread = state.length - state.fed[:, m]
-    need = jnp.where(state.active, unread + self.n - 1, 0)
-    width = self.catch_up + self.n - 1
-    state, logits = feed(context, state, m, width, need, mask_token=self.mask_token)
-    state = self._forgotten(state)
-    logits = take(logits, jnp.clip(unread[:, None] - 1 + iota(self.n), 0, width - 1))
-
-    def turn(i, carry):
-      going, state = carry
-      now = lax.dynamic_slice_in_dim(logits, i, 1, 1)
-      if (corrected := context.corrected[m]) is not None:
-        now = corrected(now[:, 0], take1(state.tokens, state.length + i - 1))[:, None]
-      now = process(context, state, now, (state.length + i - 1)[:, None], state.tokens[:, None])
-      state = store_from_slot(context, state, m, now, i)
-      return draw(context, state, m, now[:, 0], going & (i < budget), i)
-
-    _, state = lax.fori_loop(0, self.n, turn, (state.active, state))
-    called = (need > 0).astype(jnp.int32)
-    drafted = state.window.size - before.window.size
-    return state.charge(m, drafted=drafted, calls=called, positions=need, computed=width)
 
   def _forgotten(self, state: State) -> State:
     """Return a state in which the model has read what is committed, and nothing behind it."""
@@ -392,6 +360,54 @@ class Propose(Phase):
   def _knows(self, state: State) -> Array:
     """Return [B]: in which rows the model has computed the next distribution."""
     return state.fed[:, self.model] == state.length + state.window.size
+
+
+@struct.dataclass
+class ProposeInOnePass(Propose):
+  """Draw up to n tokens from one call, each from a distribution that does not know those before it.
+
+  So no target can read it. The model is fed `mask_token` in the place of tokens that are not drawn yet, and what that
+  has written it reads again as soon as tokens are committed.
+  """
+
+  mask_token: int = static(default=0)
+
+  calls = 1
+  turns = 1
+  reads_again = True
+
+  def __str__(self):
+    return f'{super().__str__()[:-1]} in one pass)'
+
+  @property
+  def beyond(self) -> int:
+    return self.catch_up + self.n - 2
+
+  def draft(self, context: Context, state: State, budget: Array | int) -> State:
+    """Feed what was committed and masks behind it, and draw every token from the logits of this one call."""
+    m = self.model
+    before = state
+    unread = state.length - state.fed[:, m]
+    need = jnp.where(state.active, unread + self.n - 1, 0)
+    width = self.catch_up + self.n - 1
+    tokens = jnp.where(iota(state.tokens.shape[1]) < state.length[:, None], state.tokens, self.mask_token)
+    state, logits = read(context, state, m, tokens, width, need)  # not as the requests want it: no text is complete
+    state = self._forgotten(state)
+    logits = take(logits, jnp.clip(unread[:, None] - 1 + iota(self.n), 0, width - 1))
+
+    def turn(i, carry):
+      going, state = carry
+      now = lax.dynamic_slice_in_dim(logits, i, 1, 1)
+      if (corrected := context.corrected[m]) is not None:
+        now = corrected(now[:, 0], take1(state.tokens, state.length + i - 1))[:, None]
+      now = process(context, state, now, (state.length + i - 1)[:, None], state.tokens[:, None])
+      state = store_from_slot(context, state, m, now, i)
+      return draw(context, state, m, now[:, 0], going & (i < budget), i)
+
+    _, state = lax.fori_loop(0, self.n, turn, (state.active, state))
+    called = (need > 0).astype(jnp.int32)
+    drafted = state.window.size - before.window.size
+    return state.charge(m, drafted=drafted, calls=called, positions=need, computed=width)
 
 
 @struct.dataclass

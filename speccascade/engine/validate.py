@@ -10,7 +10,7 @@ from jax import tree_util
 import jax.numpy as jnp
 
 from speccascade import rules, sampling
-from speccascade.engine.limits import Limit
+from speccascade.engine.limits import Every, Limit
 from speccascade.engine.method import Method, Strategy
 from speccascade.engine.phases import Score, Verify
 from speccascade.host.errors import first_line, line_of
@@ -55,10 +55,10 @@ def _unknown(method: Method) -> str | None:
     name = rules.name_of(plain[0])
     return f'{name} is a plain function, which no program takes as an argument; give rules.bind({name})'
   for phase in phases:
-    if isinstance(phase, Score) and not isinstance(phase.limit, Limit | None):
-      return f'limit={rules.name_of(phase.limit)} is no limit; it is a subclass of speccascade.engine.limits.Limit'
-    limit = phase.limit if isinstance(phase, Score) else None
-    if limit is not None and limit.policy is not None and type(limit.policy) is not type(method.policy):
+    limit = phase.limit if isinstance(phase, Score) else Every()
+    if not isinstance(limit, Limit):
+      return f'limit={rules.name_of(limit)} is no limit; it is a subclass of speccascade.engine.limits.Limit'
+    if limit.policy is not None and type(limit.policy) is not type(method.policy):
       return f'{phase} reads what {type(limit.policy).__name__} keeps; give the method policy=limit.policy'
     named = {*(() if phase.feeds is None else (phase.feeds,)), *(phase.reads or ()), *phase.tests}
     if out := sorted(s for s in named if not 0 <= s < len(method.slots)):

@@ -10,7 +10,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from speccascade.backends import Backend, sharding
+from speccascade.backends import Backend
 from speccascade.backends.quantised import Quantised
 from speccascade.models import layers as blocks
 from speccascade.types import Array
@@ -60,8 +60,8 @@ class Experts(nn.Module):
       kernels |= _parts(name, _Kernels(shape, axes, self.dtype, name=name)(), tuple(names))
     tokens = {name: (y, ('rows', None, None)) for name, y in dict(x=x, weights=weights, index=index).items()}
     numbers = {'numbers': (jnp.arange(self.experts), ('expert',))}
-    return sharding.over_shards(
-      self.backend.layout, self._local, tokens | kernels | numbers, [('rows', None, None)], ('expert', 'expert_mlp')
+    return self.backend.layout.over_shards(
+      self._local, tokens | kernels | numbers, [('rows', None, None)], ('expert', 'expert_mlp')
     )[0]
 
   def _local(self, x, weights, index, numbers, **parts) -> tuple[Array]:

@@ -209,12 +209,10 @@ def program(
   method = lower(method.for_networks([m.network for m in models]))
   slots = tuple(models[m].network for m in method.slots)
   vocab = min(network.vocab_size for network in slots)  # tables are padded beyond what the models share
-  layout = None
   rules = placement.rules or [None] * len(models)
   specs = [sharding.specs(models[m].network, placement.mesh, rules[m]) for m in method.slots]
-  if placement.mesh.size > 1:
-    layout = sharding.planned(slots, placement.mesh, specs)
-    backend = backend.on_mesh(layout)
+  layout = sharding.planned(slots, placement.mesh, specs)
+  backend = backend.on_mesh(layout) if layout.devices > 1 else backend
   buffer = loop.positions(slots[-1], sizes.source, sizes.tokens, method.beyond)
   fixed = loop.Program(slots, cache_slots([models[m] for m in method.slots]), buffer, vocab, backend)
   prompt = np.zeros(sizes.source, np.int32)
@@ -225,9 +223,9 @@ def program(
   shapes = jax.eval_shape(lambda params: backends.Parameters(map(backend.prepare, params)), given)
   params = placement.put_each(shapes, specs)
   state = jax.eval_shape(lambda p: loop.blank(fixed, method.start, p, rows), shapes)
-  state = placement.put(state, None if layout is None else fixed.specs(state))
+  state = placement.put(state, fixed.specs(state))
   stop = np.zeros(sizes.batch, bool)
-  stop = placement.put(stop, None if layout is None else layout.rows(stop))
+  stop = placement.put(stop, layout.rows(stop))
   return loop.run, (fixed, placement.put(method), params, state, stop, placement.put(np.zeros(2, np.int32)))
 
 
@@ -252,13 +250,11 @@ def reading_bytes(models: Sequence[Model], sizes: Sizes, placement: Placement, p
     network = model.network
     rules = placement.rules[number] if placement.rules else None
     specs = sharding.specs(network, placement.mesh, rules)
-    backend, layout = backends.named(platform), None
-    if placement.mesh.size > 1:
-      layout = sharding.planned([network], placement.mesh, [specs])
-      backend = backend.on_mesh(layout)
+    backend, layout = backends.named(platform), sharding.planned([network], placement.mesh, [specs])
+    backend = backend.on_mesh(layout) if layout.devices > 1 else backend
     params = placement.put(jax.eval_shape(backend.prepare, model.params), specs)
     prompt = Prompt(np.zeros((sizes.batch, sizes.source), np.int32), np.zeros(sizes.batch, np.int32))
-    prompt = placement.put(prompt, None if layout is None else layout.rows(prompt))
+    prompt = placement.put(prompt, layout.rows(prompt))
     program = compile_for(platform, loop.prefill, (network.on(backend), params, prompt, slots, layout))
     memory = program.memory_analysis()
     return memory.temp_size_in_bytes + memory.output_size_in_bytes

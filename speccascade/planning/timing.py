@@ -237,7 +237,6 @@ def passes_loop(
   span = slots - first - max(widths)
   layout = backend.layout
   networks = [network.on(backend.for_slot(n)) for n, network in enumerate(networks)]
-  pinned = (lambda caches: caches) if layout is None else lambda caches: layout.pin(caches, layout.caches(caches))
 
   @functools.partial(jax.jit, compiler_options=dict(options))
   def loop(params, caches, rounds):
@@ -246,7 +245,7 @@ def passes_loop(
         tokens, cache = carry
         position = jnp.broadcast_to(first + i % span + jnp.arange(widths[n])[None], (batch, widths[n]))
         logits, cache = _extended(networks[n], params[n], cache, tokens[:, : widths[n]], position, total)
-        logits = sharding.as_head(layout, logits, n)
+        logits = layout.as_head(logits, n)
         fed = (spread[:, : widths[n]] + jnp.minimum(sampling.argmax(logits), 5)) % vocab
         return tokens.at[:, : widths[n]].set(fed), cache
 
@@ -254,7 +253,7 @@ def passes_loop(
       caches = list(carry[1])
       for n in range(len(networks)):
         tokens, caches[n] = jax.lax.fori_loop(0, times[n], lambda _, x, n=n: feed(n, x), (tokens, caches[n]))
-      return tokens, pinned(tuple(caches))
+      return tokens, layout.pin(tuple(caches), layout.caches(caches))
 
     return jax.lax.fori_loop(0, rounds, turn, (start, tuple(caches)))[0]
 

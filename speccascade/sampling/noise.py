@@ -22,7 +22,7 @@ _TURNS = (13, 15, 26, 6), (17, 29, 16, 24)  # of the words of Threefry-2x32, by 
 _BLOCK = 128  # vocabulary entries in one block of the two-level draw, and lanes of a TPU
 
 
-def draw(weights: Array, u: Array, layout: sharding.Layout | None = None) -> Array:
+def draw(weights: Array, u: Array, layout: sharding.Layout = sharding.Layout()) -> Array:
   """Draw a token from weights, which need not be normalised.
 
   First a block of the vocabulary, then a token in it: no sum over V runs in sequence, no noise over V is made, and
@@ -37,13 +37,13 @@ def draw(weights: Array, u: Array, layout: sharding.Layout | None = None) -> Arr
     [...].
   """
   vocab = weights.shape[-1]
-  weights = sharding.in_blocks(layout, weights, _BLOCK)
+  weights = layout.in_blocks(weights, _BLOCK)
   blocks = -(-vocab // _BLOCK)
   if blocks == 1:
     return _pick(weights, u[..., 0])
   padded = jnp.pad(weights, [(0, 0)] * (weights.ndim - 1) + [(0, blocks * _BLOCK - vocab)])
   padded = padded.reshape(*weights.shape[:-1], blocks, _BLOCK)
-  block = _pick(sharding.gathered(layout, padded.sum(-1)), u[..., 0])
+  block = _pick(layout.gathered(padded.sum(-1)), u[..., 0])
   flat = padded.reshape(-1, blocks, _BLOCK)
   inside = take1(flat, block.reshape(-1)).reshape(*weights.shape[:-1], _BLOCK)
   return block * _BLOCK + _pick(inside, u[..., 1])
@@ -139,7 +139,7 @@ class Keyed(Noise):
   keys: Array  # [B, 2]
   greedy: bool = static(default=False)  # the models' are one-hot; a target need not be
   by_round: bool = static(default=False)  # whether the position in the block is part of the key
-  layout: sharding.Layout | None = static(default=None)  # of the program on a mesh
+  layout: sharding.Layout = static(default=sharding.Layout())  # of the program
 
   def uniform(self, position: Array, purpose: int, start: Array) -> Array:
     """Return two numbers of [0, 1) for each position [B, ...]: [B, ..., 2]."""

@@ -378,7 +378,7 @@ def test_few_tokens_are_one_window_where_that_takes_no_longer(name, few, monkeyp
 
 
 def test_heads_that_a_mesh_shards_are_replicated_where_a_cache_has_them_in_one_group():
-  layout = sharding.Layout(AbstractMesh((1, 2), ('data', 'model')), ((('joined_kv_heads', 'model'),),))
+  layout = sharding.Sharded(AbstractMesh((1, 2), ('data', 'model')), ((('joined_kv_heads', 'model'),),))
   tpu = BACKENDS['tpu'].on_mesh(layout)
   q, k, v, keys, values = _random(7, (2, 3, 14, 64), *[(2, 3, 2, 64)] * 2, *[(2, 128, 2, 64)] * 2)
   entry, view = tpu.entry(keys, values), View(jnp.array([[4, 5, 6], [90, 91, 92]]))

@@ -67,7 +67,7 @@ def test_no_axis_of_a_mesh_shards_a_parameter_twice_and_one_may_be_sharded_over_
 
 
 def test_caches_are_sharded_by_rows_and_by_the_heads_that_the_weights_are_sharded_by():
-  sharded = sharding.Layout(EIGHT, ((('joined_kv_heads', 'model'), ('mlp', 'model')), ()))
+  sharded = sharding.Sharded(EIGHT, ((('joined_kv_heads', 'model'), ('mlp', 'model')), ()))
   entry = lambda *shape: {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name in ('key', 'value')}
   text = {'slots': jax.ShapeDtypeStruct((6, 9), jnp.int32)}
   first, second = sharded.caches((entry(6, 3, 8, 16, 4), {'target': (entry(6, 8, 16, 4),), **text}))
@@ -125,6 +125,6 @@ def test_a_mesh_leaves_no_process_out(monkeypatch):
     mesh({'model': 2})
 
 
-def test_one_device_has_no_layout():
+def test_one_device_has_the_layout_of_one():
   model = place(toy.model(0), mesh({'data': 1}))
-  assert sharding.layout_for([model]) is None and sharding.row_shards([model]) == 1
+  assert sharding.layout_for([model]) == sharding.Layout() and sharding.row_shards([model]) == 1
