@@ -558,7 +558,7 @@ def planned(plan: plans.Plan | str) -> Method | ByBatch:
   last = len(plan.origin.names) - 1
   make = {
     'autoregressive': lambda: autoregressive(last),
-    'speculative': lambda gamma: speculative(block=gamma, pair=(0, last)),
+    'speculative': lambda gamma, leaves=0: speculative(block=gamma, pair=(0, last), leaves=leaves),
     'sv_exact': lambda gamma: sv_exact(plan, gamma),
     'scheduled': lambda gamma, predictor: scheduled(predictors.find(predictor), gamma, plan=plan, pair=(0, last)),
   }

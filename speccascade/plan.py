@@ -50,6 +50,8 @@ def _parser() -> commands.Parser:
   about = 'schedule verification by it too: margin, max_q, drawn_q or MODULE:NAME; may repeat'
   signal = options.named(predictors.find)
   parser.add_argument('--predictor', dest='predictors', type=signal, action='append', default=[], help=about)
+  about = 'plan plain speculative decoding with so many leaves too, as in 5,10'
+  parser.add_argument('--leaves', type=commands.counts, default=(), help=about)
   options.add_max_new_tokens(parser, 64)
   options.add_sampler(parser)
   parser.add_argument('--trials', type=int, default=3, help='timings of each run; with 0 the prediction chooses (3)')
@@ -123,7 +125,7 @@ def _run(args: argparse.Namespace):
     where = Elsewhere(args.topology, args.mesh)
     args.mesh = None  # models lie on one device here
   options.digests(args)
-  settings = {name: getattr(args, name) for name in ('blocks', 'batches', 'max_new_tokens', 'seed', 'trials')}
+  settings = {name: getattr(args, name) for name in ('blocks', 'batches', 'leaves', 'max_new_tokens', 'seed', 'trials')}
   default = 60.0 if where is None else 0.0
   settings |= dict(where=where, budget=(default if args.budget is None else args.budget) or None)
   settings |= dict(sampler=sampler, rules=dict(args.rule), predictors=args.predictors, acceptance=rates)

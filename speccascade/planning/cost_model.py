@@ -58,21 +58,24 @@ class Costs:
     return drafts * self.draft + self.window(width) + self.overhead
 
 
-def speedup(method: Method, acceptance: Sequence[float], costs: Costs, lengths: Sequence[int] = ()) -> float | None:
+def speedup(
+  method: Method, acceptance: Sequence[float], costs: Costs, lengths: Sequence[int] = (), hits: float = 0.0
+) -> float | None:
   """Return the predicted speed-up of a method at these costs, None where there is no formula.
 
   It is that of long texts or, over the verifier alone, of texts of the given lengths: what starts a batch counts, and
-  so does the end of a text, which cuts its last round short.
+  so does the end of a text, which cuts its last round short. A share `hits` of rejections is followed by a leaf, and so
+  by one token more.
   """
   width = window(method)
   steady = predict(method, acceptance, costs.ratio, costs.window(width) / costs.token, costs.overhead / costs.token)
   if not len(lengths) or method.about.over != ALONE:
-    return steady
+    return steady if not hits else steady * (1 + hits * _rejected(acceptance, method.block))
   lengths, counts = np.unique(lengths, return_counts=True)
   [calls] = method.calls()
   spent = costs.round(calls[0], width)
   alone = costs.start_alone + lengths * (costs.token + costs.overhead)
-  sped = costs.start + rounds(acceptance, method.block, lengths[-1])[lengths] * spent
+  sped = costs.start + rounds(acceptance, method.block, lengths[-1], hits)[lengths] * spent
   return float((counts * alone).sum() / (counts * sped).sum())
 
 
@@ -88,10 +91,18 @@ def mean_rate(acceptance: Sequence[float], block: int) -> float:
   return float(accepted[1:].sum() / accepted[:-1].sum())
 
 
-def rounds(acceptance: Sequence[float], block: int, longest: int) -> np.ndarray:
+def _rejected(acceptance: Sequence[float], block: int) -> float:
+  """Return the rejections of a round over its tokens."""
+  rate = theory.ByPosition(acceptance)
+  return float((1 - rate.all_accepted(block)) / theory.tokens_per_round(rate, block))
+
+
+def rounds(acceptance: Sequence[float], block: int, longest: int, hits: float = 0.0) -> np.ndarray:
   """Return how many rounds texts of 0, 1, … `longest` tokens are expected to take: [longest + 1]."""
   accepted = theory.ByPosition(acceptance).all_accepted(np.arange(block + 1))
   chances = accepted - np.append(accepted[1:], 0)  # that a round gives 1, 2, … block + 1 tokens
+  followed = hits * chances[:-1]  # by a leaf
+  chances = chances + np.append(0, followed) - np.append(followed, 0)
   expected = np.zeros(longest + 1)
   for n in range(1, longest + 1):
     before = np.maximum(n - 1 - np.arange(block + 1), 0)

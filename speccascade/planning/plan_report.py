@@ -33,6 +33,8 @@ class Candidate:
   reference: str = 'alone'  # what its speed-up is over: the verifier alone, or the ensemble of this name
   predictor: str = ''  # of scheduled verification
   knots: int = 3  # at so many γ a round of it is timed; 0: rounds are those of another candidate
+  leaves: int = 0
+  hits: float = 0.0  # the share of rejections that a leaf follows
 
   @functools.cached_property
   def of_ensemble(self) -> bool:
@@ -114,7 +116,7 @@ class BatchReport:
       row = self.best(candidate.__eq__)
       if row.gain > PAYS * gain:
         name = candidate.make(row.block).about.name
-        chosen = Choice(name, row.block, candidate.predictor if name == 'scheduled' else '')
+        chosen = Choice(name, row.block, candidate.predictor if name == 'scheduled' else '', candidate.leaves)
         gain = row.gain
     return chosen
 
@@ -129,8 +131,20 @@ class BatchReport:
 
   @property
   def verdict(self) -> str:
-    """The recommendation: a sentence for each of `choices`."""
-    return ' '.join(map(self._sentence, self.choices))
+    """The recommendation: a sentence for each of `choices`, and one about leaves if they were planned."""
+    return ' '.join([*map(self._sentence, self.choices), *self._about_leaves()])
+
+  def _about_leaves(self) -> list[str]:
+    """Return whether leaves pay, as a sentence."""
+    best = self.best(operator.attrgetter('leaves'))
+    if best is None:
+      return []
+    plain = self.best(self.rows[0].candidate.__eq__)
+    said = f'{best.gain:.2f}× with {best}, {plain.gain:.2f}× with {plain}'
+    hits = f'{best.candidate.hits:.0%} of rejections are followed by one'
+    if best.gain > plain.gain:
+      return [f'Leaves pay: {said}; {hits}.']
+    return [f'Leaves do not pay here: {said}; {hits}, which does not make up for the wider call of {self.names[-1]}.']
 
   def _sentence(self, row: PlanRow) -> str:
     candidate = row.candidate
@@ -155,7 +169,8 @@ class BatchReport:
     rates = row.candidate.acceptance
 
     def best(rates=rates, **ideal):
-      return max(cost_model.speedup(make(r.block), rates, replace(r.costs, **ideal)) for r in rows)
+      of = row.candidate.hits
+      return max(cost_model.speedup(make(r.block), rates, replace(r.costs, **ideal), hits=of) for r in rows)
 
     if best() > PAYS:  # in long texts
       return 'the start of a text costs more than its calls; larger models or longer texts gain'
@@ -239,7 +254,7 @@ class PlanReport:
     found = {}
     for batch in self.batches:
       for candidate in batch.candidates:
-        if candidate.acceptance and (block := batch.best(candidate.__eq__).block):
+        if candidate.acceptance and not candidate.leaves and (block := batch.best(candidate.__eq__).block):
           rates = theory.ByPosition(candidate.acceptance).all_accepted(np.arange(1, block + 1))
           found[f'{candidate.name}, batch {batch.batch}'] = dict(
             num_speculative_tokens=block,

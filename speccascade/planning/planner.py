@@ -48,6 +48,7 @@ def plan(
   trials: int = 3,
   data: str = 'prompts',
   predictors: Sequence[Callable] = (),
+  leaves: Sequence[int] = (),
   acceptance: Sequence[float] | None = None,
   costs: Mapping[int, Costs] | None = None,
   where: Elsewhere | None = None,
@@ -70,6 +71,7 @@ def plan(
     trials: Of everything that is timed; with 0 nothing is tried, and the prediction chooses.
     data: What the prompts are called in the file.
     predictors: Signals of `sv.predictors`, or one's own, of which `methods.scheduled` is planned, and a fit saved.
+    leaves: Numbers of other choices of the drafter with which plain speculative decoding is planned too.
     acceptance: Rates by position of plain speculative decoding that are known, as of an engine that serves the pair
       (`engines.acceptance`); None for what is measured. Texts are decoded in any case, for their lengths.
     costs: By batch size, if they are known: then nothing is timed.
@@ -107,10 +109,17 @@ def plan(
     )
   if where is not None and (predictors or len(models) == 3):
     raise ValueError(f'{where}: a schedule needs times of the device itself; plan two models without predictors.')
+  if where is None and not costs and sampler.coupling == 'gumbel':
+    raise ValueError(
+      "coupling='gumbel': rounds are timed with drafts that are accepted by chance; plan with coupling='maximal', or for "
+      'chips elsewhere, as with --topology.'
+    )
+  if leaves and costs:
+    raise ValueError('a round with leaves is timed, and costs are given: leave out one of them.')
   if predictors or len(models) == 3:
     DecodeJob.of_models(profiling.scoring_all(1, len(models)), models, sampler)
   _check_requests(rows, sampler)
-  measured = _Acceptance(models, rules or {}, predictors)
+  measured = _Acceptance(models, rules or {}, predictors, leaves)
   trials = 0 if where is not None else trials
   timed = (
     0 if costs else len(batches) * (measured.timed(blocks, trials) if where is None else measured.compiled(blocks))
@@ -213,14 +222,16 @@ def _batches(parts: int, batches: Sequence[int], prompts: int, faults: Sequence[
 class _Acceptance:
   """The candidates with the acceptance of each, the prompts without a fault, and the lengths of their texts."""
 
-  def __init__(self, models, given: Mapping[str, Rule | Combiner], signals: Sequence[Callable]):
+  def __init__(self, models, given: Mapping[str, Rule | Combiner], signals: Sequence[Callable], leaves: Sequence[int]):
     self.models = models
     self.signals = [signal for signal in map(_signal, signals) if signal is not companion]
     self.scheduled = [companion] * (len(models) == 3) + self.signals
     self.pair = (0, len(models) - 1)
     self.candidates = []
     self.ensembles = {}
-    self.kinds = {name: self._kinds(name, rule) for name, rule in {'speculative': rules.speculative, **given}.items()}
+    self.kinds = {'speculative': self._kinds('speculative', rules.speculative)}
+    self.kinds |= {c.name: [c] for n in sorted({checked_int('leaves', n) for n in leaves}) for c in [self._with(n)]}
+    self.kinds |= {name: self._kinds(name, rule) for name, rule in given.items()}
 
   def timed(self, blocks: Sequence[int], trials: int) -> int:
     """Return how many runs are timed for a batch size, before what is tried because its neighbour was the fastest."""
@@ -257,7 +268,8 @@ class _Acceptance:
         self.written = np.concatenate([tokens[i] for i in sound])
       tested, accepted = (_stat(outs, name)[sound].sum(0) for name in ('tested_at', 'accepted_at'))
       rates = cost_model.by_position(tested, accepted)
-      self.candidates += [replace(kind, acceptance=rates) for kind in kinds]
+      followed = _stat(outs, 'hits')[sound].sum() / max((tested - accepted).sum(), 1)
+      self.candidates += [replace(kind, acceptance=rates, hits=float(followed)) for kind in kinds]
       time.bar.add(1, f'acceptance, {name}')
     if len(prompts) < given:
       time.leave_out(0, f'{given - len(prompts)} of {given} prompts')
@@ -265,6 +277,15 @@ class _Acceptance:
     self.rows = [rows[i] for i in range(len(prompts)) if i not in faults]
     self.lengths = [int(n) for i, n in enumerate(lengths) if i not in faults]
     self.faults = tuple(faults.values())
+
+  def _with(self, leaves: int) -> Candidate:
+    """Return plain speculative decoding with leaves."""
+    networks = [model.network for model in self.models]
+
+    def make(n):
+      return methods.speculative(block=n, pair=self.pair, leaves=leaves).for_networks(networks)
+
+    return Candidate(f'speculative, {leaves} leaves', make, leaves=leaves)
 
   def _kinds(self, name: str, rule: Rule | Combiner) -> list[Candidate]:
     """Return the candidates of a rule, the first of which measures the acceptance of all."""
@@ -317,8 +338,8 @@ def _rows(
   rows = []
   for candidate in measured.candidates:
     cost = costs(candidate)
-    for n in blocks:
-      speedup = cost_model.speedup(candidate.make(n), candidate.acceptance, cost, measured.lengths)
+    for n in blocks if cost else ():
+      speedup = cost_model.speedup(candidate.make(n), candidate.acceptance, cost, measured.lengths, candidate.hits)
       rows.append(PlanRow(candidate, n, speedup, cost))
   plain = costs(measured.candidates[0])
   for signal in () if profile is None else measured.scheduled:
@@ -382,8 +403,11 @@ class _Rounds:
     """The seconds of a round of the verifier, 'alone', of the drafter's token, 'draft', and of what was drafted."""
     raise NotImplementedError
 
-  def costs(self) -> Callable[[Candidate], Costs]:
-    """Return the costs of each candidate; where no round of its own was timed, those of plain speculative decoding."""
+  def costs(self) -> Callable[[Candidate], Costs | None]:
+    """Return the costs of each candidate; where no round of its own was timed, those of plain speculative decoding.
+
+    With leaves a round is another, so that there are none.
+    """
     token = self.rounds['alone']
     draft = self.rounds.get('draft', cost_model.FREE * token)
     start_alone = max(self.rounds.get('start alone', token) - token, 0.0)
@@ -397,8 +421,11 @@ class _Rounds:
         found[cost_model.window(method)] = max(seconds - calls[0] * draft, 1e-9)
       return found
 
-    def costs_of(candidate: Candidate) -> Costs:
-      verify = windows(self._as_timed(candidate)) or windows(self.measured.candidates[0])
+    def costs_of(candidate: Candidate) -> Costs | None:
+      verify = windows(self._as_timed(candidate))
+      if candidate.leaves and not verify:
+        return None
+      verify = verify or windows(self.measured.candidates[0])
       return Costs(draft, {**verify, 1: token}, start=start, start_alone=start_alone)
 
     return costs_of

@@ -31,15 +31,17 @@ MAKE = 'make one with python -m speccascade.plan'
 
 
 class Choice(NamedTuple):
-  """A method of `speccascade.methods` by its name, its γ, 0 where it has none, and the predictor of `scheduled`."""
+  """A method of `speccascade.methods` by its name, its γ and leaves, 0 where it has none; `scheduled` by a predictor."""
 
   method: str
   block: int = 0
   predictor: str = ''
+  leaves: int = 0
 
   def __str__(self):
     name = f'{self.method} by {self.predictor}' if self.predictor else self.method
-    return f'{name}, γ = {self.block}' if self.block else name
+    name = f'{name}, γ = {self.block}' if self.block else name
+    return f'{name}, {self.leaves} leaves' if self.leaves else name
 
 
 class Speed(NamedTuple):
@@ -228,8 +230,9 @@ def _read(file: Path, _changed: int) -> Plan:
 def _check_choices(file: Path, choices: Mapping[int, Choice]) -> None:
   """Raise where a choice is none that a plan makes: what stands in a file is data, and names no code but declared."""
   for choice in choices.values():
-    if choice.method not in METHODS or type(choice.block) is not int or type(choice.predictor) is not str:
-      raise ValueError(f'{file}: {list(choice)} is no choice of a plan, [METHOD, γ, PREDICTOR]; {MAKE}.')
+    kinds = tuple(map(type, choice))
+    if choice.method not in METHODS or kinds != (str, int, str, int):
+      raise ValueError(f'{file}: {list(choice)} is no choice of a plan, [METHOD, γ, PREDICTOR, LEAVES]; {MAKE}.')
     if choice.predictor:
       try:
         predictors.check_declared(choice.predictor)

@@ -102,7 +102,8 @@ def test_a_call_that_is_too_wide_or_a_drafter_is_refused():
 
 def floating(module: hlo.Module, x: hlo.Instruction) -> list[str]:
   """Return what an instruction and those that it calls compute of floating-point numbers, and a product's windows."""
-  found = re.findall(r'"(?:kernel|output)_window_bounds":\[[^\]]*\]', x.rest) if '"kernel_window_bounds":["' in x.rest else []
+  product = '"kernel_window_bounds":["' in x.rest
+  found = re.findall(r'"(?:kernel|output)_window_bounds":\[[^\]]*\]', x.rest) if product else []
   if x.op not in UNROUNDED:
     found += [f'{x.op} {a.dtype}{a.dims}' for a in hlo.arrays(x.shape) if a.dtype[0] in 'bf']
   called = [z for names in x.called.values() for c in names for z in module.computations[c]]

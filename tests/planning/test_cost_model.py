@@ -108,21 +108,24 @@ def test_places_with_few_tests_share_a_rate():
     cost_model.by_position([0, 0], [0, 0])
 
 
-def test_texts_take_as_many_rounds_as_drafts_that_are_kept_by_chance_take():
+@pytest.mark.parametrize('hits', [0.0, 0.6])
+def test_texts_take_as_many_rounds_as_drafts_that_are_kept_by_chance_take(hits):
   rates, block, rng = (0.8, 0.5, 0.9), 3, np.random.default_rng(0)
-  expected = cost_model.rounds(rates, block, 11)
+  expected = cost_model.rounds(rates, block, 11, hits)
   assert expected[:2].tolist() == [0, 1]
 
   def once():
     left, count = 11, 0
     while left > 0:
       kept = next((i for i, rate in enumerate(rates) if rng.random() > rate), block)
-      left, count = left - kept - 1, count + 1
+      followed = kept < block and rng.random() < hits
+      left, count = left - kept - 1 - followed, count + 1
     return count
 
   assert expected[11] == pytest.approx(np.mean([once() for _ in range(4000)]), rel=0.02)
-  assert cost_model.rounds(rates, block, 4000)[-1] / 4000 == pytest.approx(
-    1 / theory.tokens_per_round(theory.ByPosition(rates), block), rel=1e-3
+  more = 1 + hits * cost_model._rejected(rates, block)
+  assert cost_model.rounds(rates, block, 4000, hits)[-1] / 4000 == pytest.approx(
+    1 / (theory.tokens_per_round(theory.ByPosition(rates), block) * more), rel=1e-3
   )
 
 

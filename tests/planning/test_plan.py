@@ -289,6 +289,7 @@ def test_forced_acceptance_keeps_all_or_none_whatever_the_models_say(rate, round
     (dict(blocks=[0]), 'blocks'),
     (dict(models=1), 'not 1'),
     (dict(batches=(99,)), '16 prompts'),
+    (dict(sampler=Sampler(coupling='gumbel')), 'accepted by chance; plan with'),
     (dict(batches=(0,)), 'batches=0'),
     (dict(prompts=[[1], Request([2], n=2)]), 'prompt 1 has n > 1'),
     (dict(prompts=[[1], Request([2], temperature=0.3)]), 'prompt 1 .*temperature.*0.3'),
@@ -319,7 +320,7 @@ def test_requests_are_timed_at_the_lengths_that_are_asked_whatever_their_own(mon
 
 
 ORIGIN = plans.Origin(('s', 'l'), ('a', 'b'), (('temperature', 0.0),), 'cpu, float32', 'prompts', 5)
-CHOICES = {1: plans.Choice('speculative', 3), 8: plans.Choice('autoregressive')}
+CHOICES = {1: plans.Choice('speculative', 3, leaves=2), 8: plans.Choice('autoregressive')}
 SAVED = plans.Plan(ORIGIN, CHOICES, {1: (plans.Speed('speculative', 3, 2.0, 1.5, 2.5, 1.9),), 8: ()})
 
 
@@ -333,6 +334,7 @@ def test_a_plan_is_the_same_from_its_file_and_decodes_by_its_choices(tmp_path):
     out = decode(method, models, PROMPTS[:rows], **greedy)
     assert out.tokens == decode(methods.autoregressive(1), models, PROMPTS[:rows], **greedy).tokens
     assert method.at(rows).about.name == name and (out.stats.drafted.sum() > 0) == (name == 'speculative')
+    assert (out.stats.hits.sum() > 0) == (name == 'speculative')
 
 
 def test_a_plan_refuses_other_models_and_samplers_and_warns_on_another_device():
@@ -488,6 +490,7 @@ class Chips:
 
   rows: int = 8
   data: int = 1
+  leaf: float = 0.0  # seconds that each takes
   chip = SimpleNamespace(memory=16.0)
 
   def __str__(self):
@@ -501,7 +504,8 @@ class Chips:
       return Compiled()
     drafts = method.block or 0
     alone = method.slots != (0,)
-    return Compiled(alone * 1.0 + 0.1 * (drafts or not alone), 0.25 * alone, 3 << 30)
+    leaves = self.leaf * sum(n - 1 for phase in method.all_phases for n in phase.leaves)
+    return Compiled(alone * 1.0 + 0.1 * (drafts or not alone) + leaves, 0.25 * alone, 3 << 30)
 
 
 def test_a_plan_for_chips_elsewhere_predicts_from_rounds_that_were_compiled_for_them():
@@ -524,6 +528,23 @@ def test_a_plan_for_chips_elsewhere_predicts_from_rounds_that_were_compiled_for_
   assert {n: c.method for n, c in made.saved().choices.items()} == {1: 'speculative', 2: 'speculative'}
   even = planner.plan(pair(), PROMPTS, batches=(1,), where=Chips(data=2), **call)
   assert [batch.batch for batch in even.batches] == [2]
+
+
+def test_leaves_are_planned_by_the_rejections_that_they_follow_and_what_their_rounds_cost():
+  call = dict(sampler=Sampler(0.0), max_new_tokens=24, blocks=(1, 3), batches=(1,), leaves=(2,))
+  speed = {}
+  for extra in (0.0, 9.0):
+    (batch,) = planner.plan(pair(), PROMPTS, where=Chips(leaf=extra), **call).batches
+    row = batch.best(lambda candidate: candidate.leaves == 2)
+    out = decode(methods.speculative(block=3, leaves=2), pair(), PROMPTS, sampler=Sampler(0.0), max_new_tokens=24)
+    hits = out.stats.hits.sum() / (out.stats.tested - out.stats.accepted).sum()
+    assert row.candidate.hits == pytest.approx(hits) and 0 < hits < 1
+    assert (batch.choice.leaves, 'Leaves pay: ' in batch.verdict) == ((2, True) if not extra else (0, False))
+    assert says(batch.verdict, 'speculative, 2 leaves at γ = ', f'{hits:.0%} of rejections')
+    speed[extra] = row.speedup
+  assert speed[0.0] > 2 * speed[9.0]
+  with pytest.raises(ValueError, match='leaves is timed, and costs are given'):
+    planned(pair(), PROMPTS, costs(0.1), (1,), leaves=(2,))
 
 
 def test_a_plan_for_chips_elsewhere_refuses_what_does_not_fit_and_what_needs_the_device():
