@@ -1,7 +1,8 @@
 """Prompt lookup: a drafter without weights that repeats what followed the latest earlier occurrence of the last tokens.
 
-Its proposals are certain, q̃ one-hot. Where the last token has not occurred before, or the proposal is forbidden, it is
-uniform over what is allowed: drafting with `policy=stopping.Fallback(0.5)` then proposes nothing.
+Its proposals are certain, q̃ one-hot. What followed other occurrences has probability 0 and stands behind it: leaves are
+taken of that, and where the proposal is forbidden the next is proposed. Where the last token has not occurred before, or
+all that followed is forbidden, q̃ is uniform over what is allowed: with `policy=stopping.Fallback(0.5)` nothing is drafted.
 
 With a memory it also looks in earlier outputs, of which the latest tokens are kept in `params`. Before it starts
 further rounds, the host adds those that have ended.
@@ -20,6 +21,7 @@ from speccascade.backends.ops import take
 from speccascade.types import Array, checked_int, Model, Network, Prompt
 
 _LOW = -1e4  # of what is not proposed: probability 0, but finite, for where the proposal is forbidden
+_CONTINUATIONS = 4  # that are told apart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +70,15 @@ class NGram(Network):
     end = positions + before.shape[1]
     length = self._matches(text, end)  # [B, L, N]
     slot = jnp.arange(text.shape[1])[None, None]
-    best = jnp.argmax(length * text.shape[1] + jnp.where(length > 0, slot, 0), -1)
-    matched = length.max(-1) > 0
-    follows = take(text, best + 1)
-    certain = jnp.where(jax.nn.one_hot(follows, self.vocab_size, dtype=bool), 0.0, _LOW)
-    return jnp.where(matched[..., None], certain, 0.0), {**cache, 'slots': slots}
+    order = jnp.where(length > 0, length * text.shape[1] + slot, 0)
+    after = jnp.roll(text, -1, axis=1)[:, None]
+    logits = jnp.full((*positions.shape, self.vocab_size), _LOW)
+    for rank in range(_CONTINUATIONS):
+      best = take(text, jnp.argmax(order, -1) + 1)
+      there = jax.nn.one_hot(best, self.vocab_size, dtype=bool) & (order.max(-1) > 0)[..., None]
+      logits = jnp.where(there, _LOW * rank / _CONTINUATIONS, logits)
+      order = jnp.where(after == best[..., None], 0, order)
+    return jnp.where((length.max(-1) > 0)[..., None], logits, 0.0), {**cache, 'slots': slots}
 
   def _matches(self, text: Array, end: Array) -> Array:
     """Return how many tokens up to each earlier slot [B, L, N] equal those up to `end` [B, L]."""

@@ -115,7 +115,7 @@ def draw(
   going = going & (end < state.limit) & finite(logits) & ~context.policy.before(logits, sampler)
   q = context.backend.layout.as_head(sampler(logits), m)
   token, noise = state.noise.draw(q, end, DRAFT, state.length)
-  order = functools.partial(state.noise.order, logits, q, end)
+  order = functools.partial(state.noise.order, sampler.penalised(logits), q, end)
 
   def write(x, new):
     if slot is None:

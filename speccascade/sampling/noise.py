@@ -19,6 +19,7 @@ if TYPE_CHECKING:
   from speccascade.sampling.sampler import Sampler
 
 _TURNS = (13, 15, 26, 6), (17, 29, 16, 24)  # of the words of Threefry-2x32, by round
+_BEHIND = -1e6  # what has no weight stands behind what has
 _BLOCK = 128  # vocabulary entries in one block of the two-level draw, and lanes of a TPU
 
 
@@ -83,7 +84,7 @@ class Noise:
     raise NotImplementedError(f'{type(self).__name__} has no draw(weights, position, purpose, start).')
 
   def order(self, logits: Array, weights: Array, position: Array) -> Array:
-    """Return the order in which a drafter would choose tokens [B, V], the first the largest.
+    """Return the order in which a drafter would choose tokens [B, V], the first the largest, by logits where it would not.
 
     Args:
       logits: [B, V] of the drafter.
@@ -186,7 +187,7 @@ class Coupled(Noise):
     return ops.argmax(self._race(weights, position)), self
 
   def order(self, logits, weights, position):
-    return logits if self.greedy else self._race(weights, position)
+    return logits if self.greedy else jnp.where(weights > 0, self._race(weights, position), logits + _BEHIND)
 
   def _race(self, weights: Array, position: Array) -> Array:
     return jnp.log(weights) - jnp.log(self.exponential(position, weights.shape[-1]))

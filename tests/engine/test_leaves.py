@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from speccascade import decode, methods, Request, rules, Sampler, theory
+from speccascade.drafters import ngram
 from speccascade.engine import leaves as leafy
 from speccascade.engine.method import Method
 from speccascade.engine.phases import Propose, Score, Verify
 from speccascade.models import toy
 from speccascade.sv import predictors
-from speccascade.types import Model
+from speccascade.types import Model, Prompt
 
 LARGE = toy.model(1, 5, eos_ids=(4,))
 MODELS = [toy.model(2, 5, near=LARGE, scale=0.8, eos_ids=(4,)), LARGE]
@@ -140,6 +141,51 @@ def test_a_known_mistake_shows(fault, monkeypatch):
   found = max(off(2, (2, 1)), off(2, (2, 2)), off(3, (3,)))  # of two tokens a residual has one
   jax.clear_caches()
   assert found < CLOSE if fault is None else found > TELLING
+
+
+# ---- their order ----
+
+
+@pytest.mark.parametrize('coupling', ['gumbel', 'maximal'])
+def test_leaves_of_prompt_lookup_are_what_followed_before(coupling):
+  how = dict(sampler=Sampler(coupling=coupling), seed=3, max_new_tokens=40, batch_size=8)
+  lookup = [ngram.drafter(LARGE), LARGE]
+  prompts = [[1, 2, 3, 1, 2, 0, 1, 2, 1, 1, 3, 2]] * 8
+  asked = [Request(p, logit_bias=RARE, example_id=i) for i, p in enumerate(prompts)]
+  plain, leafy = (decode(methods.speculative(block=2, leaves=x), lookup, asked, **how) for x in ((), (3, 3)))
+  assert leafy.stats.hits.sum() > 20 and leafy.stats.rounds.sum() < plain.stats.rounds.sum()
+  if coupling == 'gumbel':
+    assert [list(x) for x in leafy.tokens] == [list(x) for x in plain.tokens]
+
+
+def test_prompt_lookup_orders_what_followed_by_its_match_and_age():
+  model = ngram.drafter(toy.model(0, 6))
+  text = jnp.array([[1, 2, 3, 0, 2, 4, 1, 2, 5, 1, 2]])
+  cache = model.network.prefill(None, Prompt(text, jnp.array([11])), 16)
+  logits = model.network.extend(model.params, cache, text[:, -1:], jnp.array([[10]]))[0][0, 0]
+  assert jax.nn.softmax(logits).tolist() == [0, 0, 0, 0, 0, 1]
+  assert jnp.argsort(-logits)[:3].tolist() == [5, 3, 4]  # the longest match, the latest of two
+
+
+def test_greedy_leaves_stand_in_the_order_that_penalties_make():
+  tables = np.array([[2.03, 1.71, 1.37, 0.19], [1.71, 2.11, 1.39, 0.53]], np.float32)  # the same after any text
+  pair = [Model({'table': jnp.asarray(x[None])}, toy.Table(4, 0), name=n) for x, n in zip(tables, 'qp', strict=True)]
+  ranked = lambda table, counts: np.argsort(-(table - 0.4337 * counts), kind='stable')
+  counts, rejected, hits, text = np.zeros(4), 0, 0, []
+  while len(text) < 40:  # γ = 1 with one leaf
+    draft, leaf = ranked(tables[0], counts)[:2]
+    takes = [ranked(tables[1], counts)[0]]
+    rejected += takes[0] != draft
+    hits += takes[0] == leaf != draft and len(text) < 39
+    counts[takes[0]] += 1
+    if takes[0] in (draft, leaf):
+      takes.append(ranked(tables[1], counts)[0])
+      counts[takes[1]] += 1
+    text += map(int, takes)
+  sampler = Sampler(temperature=0.0, frequency_penalty=0.4337)
+  found = decode(methods.speculative(block=1, leaves=(2,)), pair, [[1]], max_new_tokens=40, sampler=sampler)
+  assert found.tokens[0] == text[:40]
+  assert (found.stats.tested - found.stats.accepted, found.stats.hits) == (rejected, hits)
 
 
 # ---- what has no sense ----
