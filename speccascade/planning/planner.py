@@ -111,8 +111,8 @@ def plan(
     raise ValueError(f'{where}: a schedule needs times of the device itself; plan two models without predictors.')
   if where is None and not costs and sampler.coupling == 'gumbel':
     raise ValueError(
-      "coupling='gumbel': rounds are timed with drafts that are accepted by chance; plan with coupling='maximal', or for "
-      'chips elsewhere, as with --topology.'
+      "coupling='gumbel': rounds are timed with drafts that are accepted by chance; plan with coupling='maximal', or "
+      'for chips elsewhere, as with --topology.'
     )
   if leaves and costs:
     raise ValueError('a round with leaves is timed, and costs are given: leave out one of them.')

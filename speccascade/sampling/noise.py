@@ -84,7 +84,7 @@ class Noise:
     raise NotImplementedError(f'{type(self).__name__} has no draw(weights, position, purpose, start).')
 
   def order(self, logits: Array, weights: Array, position: Array) -> Array:
-    """Return the order in which a drafter would choose tokens [B, V], the first the largest, by logits where it would not.
+    """Return the order in which a drafter would choose tokens [B, V], the first the largest.
 
     Args:
       logits: [B, V] of the drafter.

@@ -53,6 +53,25 @@ bonus_early = sampler(bonus=lambda p, q: p[-2])
 bonus_of_p = sampler(bonus=lambda p, q: 2 * p[-1] - q[-1])
 
 
+def of_lists(next_target=lambda p, left: left, last=lambda p, left: left):
+  """Return a sampler of several drafts of each token: each is tested against what those before it left over."""
+
+  def verify(tokens, q, p, rng):
+    emitted = []
+    for i, drafts in enumerate(tokens):
+      left = p[i]
+      for x in drafts:
+        if accepts(rng.random(), x, q[i], left):
+          emitted.append(x)
+          break
+        left = next_target(p[i], ours(left, q[i], x) / max(ours(left, q[i], x).sum(), 1e-300))
+      else:
+        return [*emitted, draw(last(p[i], left), rng.random())]
+    return [*emitted, draw(p[-1], rng.random())]
+
+  return verify
+
+
 def sglang(tokens, q, p, rng):
   """Accept with p(x), else emit p without x: right, whatever drew x."""
   for i, x in enumerate(tokens):

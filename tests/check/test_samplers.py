@@ -47,6 +47,21 @@ def test_right_samplers_pass_by_enumeration(name):
   assert report.ok and report.excluded == 1e-6 and 'runs' not in report.text, report
 
 
+@pytest.mark.parametrize('choices', long_but([2, 3], [2]))
+def test_samplers_of_several_drafts_are_judged(choices):
+  given = [x for x in cases(choices=choices) if x.tokens == 1]
+  report = speccascade.check_sampler(faults.of_lists(), choices=choices, given=given)
+  assert report.ok and report.excluded == 1e-6, report
+  for fault in (dict(next_target=lambda p, left: p), dict(last=lambda p, left: p)):
+    wrong = speccascade.check_sampler(faults.of_lists(**fault), choices=choices)
+    assert not wrong.ok and f', {choices} drafts of each token: emits' in wrong.text
+  rows = lambda tokens, q, p, rng: [faults.of_lists()(*row, rng) for row in zip(tokens, q, p, strict=True)]
+  first = [next(cases(2, choices=choices))]
+  assert speccascade.check_sampler(rows, choices=choices, rows=2, runs=600, given=first).ok
+  with pytest.raises(ValueError, match=f'choices={choices} are of drafts that a sampler is given'):
+    speccascade.check_sampler(lambda q, p, rng: [0], choices=choices, drafts=True)
+
+
 def test_the_verdict_states_the_smallest_bias_that_it_excludes():
   given = [*cases()][:2]
   exact = speccascade.check_sampler(right, given=given)

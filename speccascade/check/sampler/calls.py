@@ -60,6 +60,7 @@ class Call:
       return [((), 1.0)]
     q = self.case.q if self.case.batch else [self.case.q]
     places = [row[i] for row, length in zip(q, self.case.drafted, strict=True) for i in range(length)]
+    places = [x for x in places for _ in range(self.case.choices)]
     every = itertools.product(*(np.flatnonzero(x).tolist() for x in places))
     return [(tokens, math.prod(x[t] for x, t in zip(places, tokens, strict=True))) for tokens in every]
 
@@ -82,9 +83,10 @@ class Call:
     arrays = [np.array(self.case.q), np.array(self.case.p)]
     if self.drafts:
       return arrays
-    given = np.zeros(arrays[0].shape[:-1], int)
-    given[self._tested()] = tokens
-    return [given, *arrays]
+    choices = self.case.choices
+    given = np.zeros((*arrays[0].shape[:-1], choices), int)
+    given[self._tested()] = np.reshape(tokens, (-1, choices))
+    return [given[..., 0] if choices == 1 else given, *arrays]
 
   def _tested(self) -> np.ndarray:
     """Return which tokens are drafted: all, but in rows with a shorter draft."""

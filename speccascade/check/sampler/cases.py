@@ -62,6 +62,7 @@ class Case:
     tokens: L, how many tokens' joint law is compared.
     settings: Of each row; empty where all are off.
     lengths: How many tokens are drafted in each row of a batch; empty for K in all.
+    choices: How many drafts there are for each of them, independent of each other.
   """
 
   p: np.ndarray
@@ -69,6 +70,7 @@ class Case:
   tokens: int
   settings: Sequence[Setting] = ()
   lengths: Sequence[int] = ()
+  choices: int = 1
 
   @property
   def batch(self) -> bool:
@@ -103,7 +105,8 @@ class Case:
 
   def __str__(self):
     rows = [_described(*x) for x in zip(*self._by_row(), self.drafted, self.setting, strict=True)]
-    return '; '.join(f'row {i}: {row}' for i, row in enumerate(rows)) if self.batch else rows[0]
+    said = '; '.join(f'row {i}: {row}' for i, row in enumerate(rows)) if self.batch else rows[0]
+    return said if self.choices == 1 else f'{said}, {self.choices} drafts of each token'
 
   def _by_row(self):
     p, q = (x if self.batch else [x] for x in (self.p, self.q))
@@ -140,14 +143,16 @@ def number(value: float, digits: int = 3) -> str:
 # ---- the cases ----
 
 
-def cases(rows: int = 1, takes: Collection[str] = ()) -> Iterator[Case]:
+def cases(rows: int = 1, takes: Collection[str] = (), choices: int = 1) -> Iterator[Case]:
   """Yield cases from small to large.
 
   Args:
     rows: Of a batch; 1 for no batch.
     takes: What the sampler takes: of `SETTINGS`, and 'lengths' of a batch in which rows have no draft.
+    choices: How many drafts there are for each token.
   """
-  yield from _batches(rows, takes) if rows > 1 else _alone(takes)
+  some = _batches(rows, takes) if rows > 1 else _alone(takes)
+  return (dataclasses.replace(case, choices=choices) for case in some)
 
 
 def _case(p, q, tokens: int, settings: Sequence[Setting] = ()) -> Case:

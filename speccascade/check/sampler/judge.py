@@ -47,6 +47,7 @@ def check_sampler(
   *,
   rng: str = 'generator',
   drafts: bool = False,
+  choices: int = 1,
   rows: int = 1,
   runs: int = 20_000,
   given: Sequence[Case] | None = None,
@@ -64,6 +65,7 @@ def check_sampler(
     rng: What `rng` is: 'generator', a numpy Generator, which is enumerated if only its `random` is asked; 'jax', a key;
       'torch', a Generator.
     drafts: Whether the sampler draws the draft itself: `sampler(q, p, rng)`.
+    choices: How many independent drafts C there are for each token: with more than one, tokens are [K, C].
     rows: Of a batch: `sampler(tokens [rows, K], q [rows, K, V], p [rows, K + 1, V], rng)` returns a list for each row.
     runs: How often it is run for each case where it cannot be enumerated.
     given: The cases; None for those of `cases`.
@@ -86,10 +88,14 @@ def check_sampler(
   if rng not in RNGS:
     raise ValueError(f'rng={rng!r} is none of {", ".join(RNGS)}.')
   checked_int('rows', rows)
+  if checked_int('choices', choices) > 1 and drafts:
+    raise ValueError(
+      f'choices={choices} are of drafts that a sampler is given; this one draws its draft: leave one out.'
+    )
   checked_int('runs', runs)
   takes = taken(sampler, drafts)
   judge = _Judge(_maker(rng), runs, enumerates=rng == 'generator')
-  for case in cases(rows, takes) if given is None else given:
+  for case in cases(rows, takes, choices) if given is None else given:
     if drafts and not any(case.drafted):
       continue
     found = judge(Call(sampler, case, drafts, takes))
