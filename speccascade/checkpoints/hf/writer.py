@@ -73,6 +73,13 @@ def write(path, model: Model, *, overwrite: bool = False) -> Path:
   """
   files.check_floats(model)
   check(model.network, model.name)
+  is_umt5 = config_of(model.network).get('model_type') == 'umt5'
+  if is_umt5 and not model.network.config.scale_outputs:
+    warnings.warn(
+      f'{model.name} has a bias for each layer, as umt5, whose logits transformers 5 always divides by √d: '
+      'there its greedy texts are those of this model, its probabilities are not',
+      stacklevel=2,
+    )
   path = Path(os.path.abspath(path))
   model = model.replace(params=multihost.to_host(model.params))
   multihost.once(lambda: _write(path, model, overwrite))
@@ -81,13 +88,6 @@ def write(path, model: Model, *, overwrite: bool = False) -> Path:
 
 def _write(path: Path, model: Model, overwrite: bool) -> None:
   network = model.network
-  config = config_of(network)
-  if config.get('model_type') == 'umt5' and not network.config.scale_outputs:
-    warnings.warn(
-      f'{model.name} has a bias for each layer, as umt5, whose logits transformers 5 always divides by √d: '
-      'there its greedy texts are those of this model, its probabilities are not',
-      stacklevel=4,
-    )
   with files.atomic_dir(path, overwrite=overwrite) as scratch:
     files.copy_tokenizer(model.tokenizer, scratch)
     files.write_generation(model, scratch)
@@ -96,7 +96,7 @@ def _write(path: Path, model: Model, overwrite: bool) -> None:
     if isinstance(network, Head):
       tensors = heads.published(_tensors(heads.entries(network), params))
     else:
-      tensors = _tensors(_entries(network, config['model_type']), params)
+      tensors = _tensors(_entries(network, config_of(network)['model_type']), params)
     _save(scratch, tensors)
 
 
