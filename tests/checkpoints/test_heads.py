@@ -502,6 +502,8 @@ def test_what_no_published_head_has_is_not_written(tmp_path):
   ):
     with pytest.raises(ValueError, match=having('cannot be written', *parts)):
       hf.write(tmp_path / 'head', speccascade.types.Model({}, Eagle(config), name='mine'))
+  with pytest.raises(ValueError, match=having('mine is a Own')):
+    hf.write(tmp_path / 'head', speccascade.types.Model({}, type('Own', (Eagle,), {})(config), name='mine'))
   assert not list(tmp_path.iterdir())
 
 

@@ -96,7 +96,8 @@ LINES = {
 }
 
 
-DOORS = ''.join(f'A red door, number {i}.\n' for i in range(8))
+ROWS = 32  # of a file, for batches of as many
+DOORS = ''.join(f'A red door, number {i}.\n' for i in range(ROWS))
 hub, prepared = papers.hub, papers.prepared  # fixtures
 
 
@@ -105,7 +106,7 @@ def house(monkeypatch, tmp_path, prepared, hub):
   """Make the current folder that of a stranger: files of theirs, families, and nothing else."""
   hub.fetched.clear()
   for name, line in LINES.items():
-    pathlib.Path(name).write_text(f'{json.dumps(line)}\n' * 8)
+    pathlib.Path(name).write_text(f'{json.dumps(line)}\n' * ROWS)
   for name in ('val.en', 'val.de'):
     pathlib.Path(name).write_text(DOORS)
   for name in ('small', 'large'):
@@ -122,7 +123,7 @@ def house(monkeypatch, tmp_path, prepared, hub):
     for i, member in enumerate(members):
       (tmp_path / 'families' / family / member).symlink_to(hub.made(f'{kind}-{i}'))
     for name in ('train', 'test'):
-      (tmp_path / 'families' / family / f'{name}.jsonl').write_text(f'{json.dumps(EXAMPLES)}\n' * 8)
+      (tmp_path / 'families' / family / f'{name}.jsonl').write_text(f'{json.dumps(EXAMPLES)}\n' * ROWS)
     for name in ('train', 'val', 'test_2016_flickr'):
       for side in ('en', 'de'):
         (tmp_path / 'families' / family / f'{name}.{side}').write_text(DOORS)

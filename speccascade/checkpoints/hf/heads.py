@@ -27,6 +27,7 @@ from speccascade.drafters.medusa import Medusa, MedusaConfig
 from speccascade.models.decoder import Decoder, DecoderConfig
 from speccascade.types import Params
 
+KINDS = Eagle, Medusa, DFlash
 _FIRST, _MIDDLE = 'layers.0.', 'midlayer.'  # what the names of EAGLE's first layer begin with
 _LAYER = {  # our modules, by the names behind the layer's prefix
   'attention.query': 'self_attn.q_proj',
@@ -173,11 +174,11 @@ def _of_eagle(head: HeadConfig, module: str, leaf: str, prefix: str) -> dict[str
   return _stored_as(prefix + _LAYER[module] if module in _LAYER else _name(module, _AROUND), leaf)
 
 
-def _of_dflash(_: DFlashConfig, module: str, leaf: str, prefix: str) -> dict[str, Any]:
+def _of_dflash(head: DFlashConfig, module: str, leaf: str, prefix: str) -> dict[str, Any]:
   """Return where a parameter of DFlash's head is stored."""
   stack, _, name = module.partition('.')
   if not name:
-    return _stored_as(_AROUND_BLOCK[module], leaf)
+    return _stored_as(_name(module, _AROUND_BLOCK), leaf)
   return _stored_as(f'layers.{stack.removeprefix("layers_")}.{_name(name, _PLAIN)}', leaf)
 
 

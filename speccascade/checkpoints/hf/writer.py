@@ -44,9 +44,10 @@ def write_config(folder: Path, network: Network) -> None:
 
 def check(network: Network, name: str) -> None:
   """Raise for a network that is not written as Hugging Face."""
-  if not isinstance(network, T5 | Decoder | Head):
+  if not isinstance(network, T5 | Decoder) and type(network) not in heads.KINDS:
     raise ValueError(
-      f'T5, decoders and heads are written, and {name} is a {type(network).__name__}: write the model it is made of'
+      f'T5, decoders, EAGLE, Medusa and DFlash are written, and {name} is a {type(network).__name__}: write the model '
+      'that it is made of'
     )
   try:
     config_of(network)
