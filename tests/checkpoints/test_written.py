@@ -88,6 +88,7 @@ def test_what_is_large_is_written_in_shards(tmp_path, monkeypatch):
   assert shards[0] == f'model-00001-of-{len(shards):05}.safetensors'
   assert index['metadata']['total_size'] == sum(x.nbytes for x in jax.tree.leaves(model.params))
   assert max((folder / name).stat().st_size for name in shards) < 1000 + 1000  # and a header
+  assert len({p.stat().st_mode for p in folder.iterdir()}) == 1
   network, params = hf.read(folder)
   assert network == hf.settled(model.network)
   assert_equal(params, model.params)

@@ -110,7 +110,9 @@ def _save(folder: Path, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
   sizes = [0]  # of the files
 
   def end():
-    save_file(part, folder / f'{len(shards)}.safetensors', metadata={'format': 'pt'})
+    file = folder / f'{len(shards)}.safetensors'
+    save_file(part, file, metadata={'format': 'pt'})
+    file.chmod((folder / 'config.json').stat().st_mode)  # the library lets nobody else read it
     shards.append([*part])
     part.clear()
 
