@@ -42,7 +42,7 @@ from speccascade import (
   Sampler,
   stopping,
 )
-from speccascade.checkpoints import orbax
+from speccascade.checkpoints import hf
 from speccascade.checkpoints.hf import FAMILIES
 from speccascade.data import files
 from speccascade.decode import __main__ as decoding
@@ -557,7 +557,7 @@ def overwritten(folder: pathlib.Path):
   (folder / 'thesis').mkdir()
   written(folder / 'thesis', 'thesis.tex', 'x')
   network = T5(T5Config(11, 8, 2, 4, 8, 1, 1))
-  orbax.save(folder / 'thesis', Model({}, network), overwrite=True)
+  hf.write(folder / 'thesis', Model({}, network), overwrite=True)
 
 
 def network(extend, prefill=None, **parts):

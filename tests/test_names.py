@@ -253,10 +253,10 @@ def test_a_module_that_a_run_imports_is_a_part_of_its_config(my_names):
 def test_commands_take_a_rule_of_ones_own(my_names):
   """The pair of the package, decoded towards and planned for a rule in the current folder."""
   from speccascade import embedded
-  from speccascade.checkpoints import orbax
+  from speccascade.checkpoints import hf
 
   for name, model in zip(('small', 'large'), embedded.models()):
-    orbax.save(my_names / name, model)
+    hf.write(my_names / name, model)
   (my_names / 'in.jsonl').write_text('{"prompt": "A dog runs."}\n')
   run = partial(subprocess.run, cwd=my_names, capture_output=True, text=True, check=True)
   python = [sys.executable, '-m']

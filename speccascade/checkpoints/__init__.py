@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from speccascade.backends import sharding
-from speccascade.checkpoints import digests, files, hf, orbax, stored, t5x
+from speccascade.checkpoints import digests, files, hf, stored, t5x
 from speccascade.checkpoints.hf.family import Family, family, Key
 from speccascade.data import files as data_files
 from speccascade.data import sources, tokenizers
@@ -23,11 +23,10 @@ from speccascade.types import check_bits, Model, named_apart
 
 _HF_FILES = '*.json', '*.model', 'merges.txt', '*.jinja'
 _DESCRIPTIONS = {'.gin', *tokenizers.SUFFIXES}  # kinds of files next to a checkpoint that describe it
-_FORMATS = {'hf': hf, 'orbax': orbax, 't5x': t5x}
+_FORMATS = {'hf': hf, 't5x': t5x}
 DTYPES = ('float32', 'bfloat16', 'float16', 'int8')
 _EXPECTED = (
-  "expected a Hugging Face folder (config.json and *.safetensors), T5X's checkpoint_<step> or a folder of them, or a "
-  'folder that speccascade.convert wrote (speccascade.json)'
+  "expected a Hugging Face folder (config.json and *.safetensors), or T5X's checkpoint_<step> or a folder of them"
 )
 _OF_ORBAX = '_METADATA', '_CHECKPOINT_METADATA', 'manifest.ocdbt'  # one of them is in every checkpoint or item
 _ELSEWHERE = 'read it with its own library and pass the module, by speccascade.integrations.by_row.'
@@ -202,8 +201,7 @@ def digest(path, revision: str | None = None, tokenizer: Any = None) -> str:
   folder, _ = _source(path, revision)
   form = kind(folder)
   folder = t5x.find(folder) if form == 't5x' else folder
-  of_form = {'hf': _files_of_hf, 't5x': t5x.model_files, 'orbax': lambda folder: folder.glob('**/*')}
-  files_of_model = of_form[form](folder)
+  files_of_model = {'hf': _files_of_hf, 't5x': t5x.model_files}[form](folder)
   by_name = {os.path.relpath(p, folder): p for p in files_of_model if p.is_file()}
   tokenizer = tokenizers.find(folder) if tokenizer is None else tokenizers.load(tokenizer)
   for file in map(Path, tokenizer.files() if isinstance(tokenizer, tokenizers.Tokenizer) else ()):
@@ -220,14 +218,12 @@ def _files_of_hf(folder: Path) -> list[Path]:
 
 
 def kind(folder: Path) -> str:
-  """Return the format of a folder, 'hf', 't5x' or 'orbax', or raise with a list of what is in it."""
+  """Return the format of a folder, 'hf' or 't5x', or raise with a list of what is in it."""
   files.check_finished(folder)
   try:
     names = sorted(p.name + '/' * p.is_dir() for p in folder.iterdir())
   except PermissionError:
     raise PermissionError(f'{folder} cannot be read: change its permissions, or copy it') from None
-  if orbax.is_checkpoint(folder):
-    return 'orbax'
   if 'adapter_config.json' in names:
     alone = 'is an adapter and no model' if 'config.json' not in names else 'has an adapter, which is not applied'
     remedy = "merge it, by peft's model.merge_and_unload().save_pretrained(PATH), and give PATH"
@@ -242,9 +238,7 @@ def kind(folder: Path) -> str:
     return 'hf'
   if any(map(sources.is_gguf, names)):
     raise ValueError(f'{folder} is no checkpoint: {files.GGUF}')
-  own = [
-    p for p in sorted(folder.iterdir()) if p.is_dir() and ((p / 'config.json').is_file() or orbax.is_checkpoint(p))
-  ]
+  own = [p for p in sorted(folder.iterdir()) if (p / 'config.json').is_file()]
   if not own and any(x for depth in ('', '*/', '*/*/') for name in _OF_ORBAX for x in folder.glob(f'{depth}{name}')):
     raise ValueError(f'{folder} is of Orbax, as gemma, Tunix and MaxText write it: {_ELSEWHERE}tunix(module)')
   some = ', '.join(names[:8]) + (f' and {len(names) - 8} more' if len(names) > 8 else '')

@@ -5,19 +5,20 @@ from pathlib import Path
 import time
 
 from speccascade import checkpoints
-from speccascade.checkpoints import files, hf, orbax, t5x
+from speccascade.checkpoints import files, hf, t5x
 from speccascade.host import storage
 from speccascade.types import Model
 
-_WRITERS = {'orbax': orbax.save, 't5x': t5x.write, 'hf': hf.write}
+_WRITERS = {'hf': hf.write, 't5x': t5x.write}
 FORMATS = tuple(_WRITERS)
+_ANEW = 'remove the folder, check the disk, and convert again'
 
 
 def convert(
   src,
   dst,
   *,
-  form: str = 'orbax',
+  form: str = 'hf',
   dtype: str | None = None,
   overwrite: bool = False,
   step: int | None = None,
@@ -29,7 +30,7 @@ def convert(
   Args:
     src: Path of the checkpoint to read, as `load` takes it, on this machine, a GGUF file or a hub id.
     dst: Folder to write.
-    form: 'orbax', 't5x' or 'hf'.
+    form: 'hf' or 't5x'.
     dtype: Dtype to write; None for that of each stored tensor.
     overwrite: Replace a checkpoint that is at `dst`.
     step: Number of the checkpoint; t5x only.
@@ -95,8 +96,7 @@ def _verify(folder: Path, expected: dict[str, dict], network, back: Model) -> No
   for name in sorted(expected.keys() | result.keys()):
     if expected.get(name) != result.get(name):
       raise ValueError(
-        f"{folder}: tensor '{name}' was written as {expected.get(name)} and read back as {result.get(name)}: "
-        'remove the folder, check the disk, and convert again'
+        f"{folder}: tensor '{name}' was written as {expected.get(name)} and read back as {result.get(name)}: {_ANEW}"
       )
   if back.network != network:
-    raise ValueError(f'{folder}: the network was {network} and was read back as {back.network}: write orbax instead')
+    raise ValueError(f'{folder}: the network was {network} and was read back as {back.network}: {_ANEW}')

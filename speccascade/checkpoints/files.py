@@ -23,7 +23,9 @@ AGAIN = 'copy or download the checkpoint again'
 OTHERS = {'.bin', '.pt', '.pth', '.h5', '.msgpack', '.ot', '.onnx', '.gguf'}  # the same weights for other programs
 GGUF = 'of GGUF, the format of llama.cpp, the file is given and not its folder: load FOLDER/NAME.gguf'
 GENERATION = 'generation_config.json'
-_OURS = {'speccascade.json', 'model.safetensors', 'checkpoint'}  # of which every checkpoint that we write has one
+WEIGHTS = 'model.safetensors'
+INDEX = f'{WEIGHTS}.index.json'
+_OURS = {WEIGHTS, INDEX, 'checkpoint'}  # of which every checkpoint that we write has one
 _UNFINISHED = re.compile(r'\.tmp-[^/]*$|\.orbax-checkpoint-tmp[^/]*$')
 
 
@@ -142,15 +144,6 @@ def facts(params: Params) -> dict[str, dict]:
     name: {'shape': list(x.shape), 'dtype': x.dtype.name, 'crc32': checksum(np.asarray(x))}
     for name, x in flatten_dict(params, sep='.').items()
   }
-
-
-def file_checksum(file: Path) -> int:
-  """Return the CRC-32 of a file, read in pieces."""
-  value = 0
-  with file.open('rb') as f:
-    while piece := f.read(1 << 24):
-      value = zlib.crc32(piece, value)
-  return value
 
 
 def copy_tokenizer(tokenizer, folder: Path):

@@ -45,7 +45,6 @@ class HeadConfig:
     norms_residual: Whether EAGLE-3 adds to the normed g.
     norms_output: Whether EAGLE-3's next row reads the normed result.
     norms_states: 'each', 'all' or '' for none: which states EAGLE-3 norms before it joins them.
-    token_first: Whether MTP joins the token before the feature.
     mask_token: The id behind which P-EAGLE drafts; None for a head that drafts token by token.
   """
 
@@ -60,7 +59,6 @@ class HeadConfig:
   norms_residual: bool = False
   norms_output: bool = False
   norms_states: str = ''
-  token_first: bool = False
   mask_token: int | None = None
 
   tied = False
@@ -133,8 +131,7 @@ class EagleModule(nn.Module):
       x = normed if head.norms_residual else g
       inside = jnp.concatenate([self.token_norm(e), normed], -1)
     else:
-      parts = [self.feature_norm(g), self.token_norm(e)]
-      x = self.fc(jnp.concatenate(parts[::-1] if head.token_first else parts, -1))
+      x = self.fc(jnp.concatenate([self.feature_norm(g), self.token_norm(e)], -1))
       inside = self.pre_attention_layer_norm(x)
     angles = rope_lib.angles(c.spans[0].rope, c.head_dim, positions)
     slots = cache_lib.slots_of(self.backend, cache)

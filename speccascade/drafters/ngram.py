@@ -1,7 +1,7 @@
 """Prompt lookup: a drafter without weights that repeats what followed the latest earlier occurrence of the last tokens.
 
-Its proposals are certain, q̃ one-hot. What followed other occurrences has probability 0 and stands behind it: it is a
-leaf, and the proposal where the first is forbidden. Where the last token has not occurred before, or all that followed is
+Its proposals are certain, q̃ one-hot. What followed other occurrences has probability 0 and stands behind it, as leaves,
+and as the proposal where the first is forbidden. Where the last token has not occurred before, or all that followed is
 forbidden, q̃ is uniform over what is allowed: with `policy=stopping.Fallback(0.5)` nothing is drafted.
 
 With a memory it also looks in earlier outputs, of which the latest tokens are kept in `params`. Before it starts

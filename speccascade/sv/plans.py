@@ -31,7 +31,7 @@ MAKE = 'make one with python -m speccascade.plan'
 
 
 class Choice(NamedTuple):
-  """A method of `speccascade.methods` by its name, γ and leaves, 0 where it has none, and the predictor of `scheduled`."""
+  """A method of `speccascade.methods` by name, its γ and leaves, 0 where it has none, the predictor of `scheduled`."""
 
   method: str
   block: int = 0

@@ -26,7 +26,7 @@ import orbax.checkpoint as ocp
 import tqdm
 
 from speccascade.backends import sharding
-from speccascade.checkpoints import digests, hf, orbax
+from speccascade.checkpoints import digests, hf
 from speccascade.data import tokenizers
 from speccascade.drafters.eagle import Eagle
 from speccascade.drafters.hidden import beside, Head
@@ -45,7 +45,7 @@ from speccascade.types import checked_int, Model, Network, Params
 IDENTITY = 'train.json'
 # Settings that may change when a run is resumed: its steps are the same under all of them, and under `microbatches`,
 # `remat` and another mesh up to rounding.
-_FREE = {'log_every': 1, 'save_every': 1, 'save_dtype': 'float32', 'format': 'orbax'}
+_FREE = {'log_every': 1, 'save_every': 1, 'save_dtype': 'float32'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,6 @@ class Settings:
     log_every: Steps between lines of the log.
     save_every: Steps between checkpoints.
     save_dtype: Dtype of <out>/model, float32 or bfloat16.
-    format: Format of <out>/model, orbax or hf.
     truncate: Shorten what is longer than the largest width, as T5X does, and count it, instead of raising an error.
     microbatches: Parts of a batch whose gradients are computed one after another and summed, to save memory.
     remat: Recompute each layer in the backward pass instead of storing what it computed, to save memory.
@@ -79,7 +78,6 @@ class Settings:
   log_every: int = 50
   save_every: int = 500
   save_dtype: str = 'float32'
-  format: str = 'orbax'
   truncate: bool = dataclasses.field(default=False, repr=False)  # runs are identified by what is in the repr
   microbatches: int = dataclasses.field(default=1, repr=False)
   remat: bool = dataclasses.field(default=False, repr=False)
@@ -95,10 +93,8 @@ class Settings:
       if not isinstance(value := getattr(self, name), kind):
         raise ValueError(f'train.Settings: {name}={value!r} is no {getattr(kind, "__name__", kind)}.')
     by_size(self.widths)  # raises for what are no widths
-    if self.format not in ('orbax', 'hf') or self.save_dtype not in ('float32', 'bfloat16'):
-      raise ValueError(
-        f'format={self.format!r} must be orbax or hf, save_dtype={self.save_dtype!r} float32 or bfloat16'
-      )
+    if self.save_dtype not in ('float32', 'bfloat16'):
+      raise ValueError(f'save_dtype={self.save_dtype!r} must be float32 or bfloat16')
 
 
 def train(
@@ -160,7 +156,7 @@ def train(
       params = jax.device_put(multihost.to_host(params), jax.local_devices()[0])
     model = Model(params, network, tokenizer, name)
     if not out.exists('model'):
-      _write(out.path / 'model', model, settings)
+      _write(out.path / 'model', model, settings.save_dtype)
   return model
 
 
@@ -370,8 +366,7 @@ class Log:
 
 def _check(name: str, network: Network, settings: Settings, start, teacher, companion) -> None:
   """Raise for what cannot be trained or saved."""
-  if settings.format == 'hf':
-    hf.check(network, name)
+  hf.check(network, name)
   if start is not None:
     _check_sizes(start.network, network)
     if start.network.scan != network.scan:
@@ -414,18 +409,18 @@ def _check_sizes(start: Network, network: Network) -> None:
 
 
 def _identity(network: Network, settings: Settings, tokenizer, **models: Model | None) -> dict[str, Any]:
-  """Return what identifies a run, and as 'model' how its result is saved."""
+  """Return what identifies a run, and as 'model' in which dtype its result is saved."""
   identity = {'network': repr(network), 'settings': repr(dataclasses.replace(settings, **_FREE))}
   identity['truncate'] = settings.truncate or None
   if network.mask_token is not None or isinstance(network, Head):  # its chains begin elsewhere in other microbatches
     identity['drafting'] = f'{settings.drafting or Drafting()}, {settings.microbatches} microbatches'
   identity |= {name: model and digests.of_params(model.params) for name, model in models.items()}
   identity['tokenizer'] = tokenizer and digests.of_files({Path(p).name: Path(p) for p in tokenizer.files()})
-  return identity | {'model': f'{settings.format}, {settings.save_dtype}'}
+  return identity | {'model': settings.save_dtype}
 
 
 def _check_identity(out: RunDir, identity: dict[str, Any]) -> None:
-  """Write the identity of a run, or raise if the folder has another run; an unfinished model may be saved otherwise."""
+  """Write the identity of a run, or raise if the folder has another run; what is not saved may get another dtype."""
   if out.exists(IDENTITY):
     try:
       before = dict(json.loads(out.read(IDENTITY)))
@@ -436,20 +431,15 @@ def _check_identity(out: RunDir, identity: dict[str, Any]) -> None:
     if out.exists('model') and before.get('model') != identity['model']:
       raise ValueError(
         f'{out}/model exists, saved as {before.get("model")}, not {identity["model"]}: python -m '
-        'speccascade.convert gives another format; or remove it'
+        'speccascade.convert gives another dtype; or remove it'
       )
     others = {name: value for name, value in identity.items() if name != 'model'}
     storage.check_identity(f'{out} has a run with', before, others)
   out.write(IDENTITY, as_json(identity))
 
 
-def _write(folder: Path, model: Model, settings: Settings) -> None:
-  """Write the result, rounded to the dtype to save."""
-  network = dataclasses.replace(model.network, dtype=settings.save_dtype)
-  params = jax.tree.map(lambda x: x.astype(settings.save_dtype), multihost.to_host(model.params))
-  write = orbax.save if settings.format == 'orbax' else hf.write
-
-  def save():
-    write(folder, Model(params, network, model.tokenizer, model.name), overwrite=True)
-
-  multihost.once(save)
+def _write(folder: Path, model: Model, dtype: str) -> None:
+  """Write the result, rounded to a dtype."""
+  network = dataclasses.replace(model.network, dtype=dtype)
+  params = jax.tree.map(lambda x: x.astype(dtype), multihost.to_host(model.params))
+  hf.write(folder, Model(params, network, model.tokenizer, model.name), overwrite=True)

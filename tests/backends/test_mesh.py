@@ -14,12 +14,12 @@ from reference import RULES
 from safetensors.numpy import save_file
 from tiers import long_but
 
-from speccascade.checkpoints import hf, orbax, t5x
+from speccascade.checkpoints import hf, t5x
 from speccascade.planning.synthetic import random_params
 from speccascade.types import Model
 
 HERE = pathlib.Path(__file__).parent  # of the scripts that run in processes of their own
-KINDS = ['gpt2', 'gpt_neox', 'mixtral', 't5x', 't5x scanned', 'orbax']
+KINDS = ['gpt2', 'gpt_neox', 'mixtral', 't5x', 't5x scanned']
 MESHES = ['8x1', '4x2', '2x4', '1x8']
 DRAFTED = [
   'speculative',
@@ -147,8 +147,6 @@ def written(folder: pathlib.Path, kind: str, config=SMALL) -> str:
   config = DECODERS.get(kind, config)
   network = hf.network_from_config(config)
   model = Model(random_params(network), network)
-  if kind == 'orbax':
-    return str(orbax.save(folder / kind, model))
   if kind.startswith('t5x'):
     (folder / 'config.gin').write_text("network.T5Config.mlp_activations = ('gelu', 'linear')\n")
     return str(t5x.write(folder / 'checkpoint_1', model, scan=kind == 't5x scanned'))

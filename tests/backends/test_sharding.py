@@ -66,6 +66,15 @@ def test_no_axis_of_a_mesh_shards_a_parameter_twice_and_one_may_be_sharded_over_
   assert both['token_embedder']['embedding'] == PartitionSpec(('data', 'model'), None)
 
 
+def test_rules_that_are_none_are_named():
+  for rules, message in (
+    ((('heads', 'z'),), "the mesh has no axis 'z'"),
+    ('halved', "neither 'sharded' nor 'replicated'"),
+  ):
+    with pytest.raises(ValueError, match=having(message)):
+      sharding.specs(GROUPED, FOUR, rules)
+
+
 def test_caches_are_sharded_by_rows_and_by_the_heads_that_the_weights_are_sharded_by():
   sharded = sharding.Sharded(EIGHT, ((('joined_kv_heads', 'model'), ('mlp', 'model')), ()))
   entry = lambda *shape: {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name in ('key', 'value')}

@@ -9,15 +9,17 @@ import jax.numpy as jnp
 from matching import having
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from tiers import long_but
 import tiny
 
 import speccascade
 from speccascade import acceptance, drafters, methods, Request, rules, Sampler
 from speccascade.checkpoints import hf
+from speccascade.drafters.eagle import Eagle, HeadConfig
 import speccascade.drafters.medusa
 from speccascade.engine.job import DecodeJob
+from speccascade.models.decoder import DecoderConfig, Span
 import speccascade.models.toy
 
 SIZES = dict(hidden_size=8, intermediate_size=12, num_attention_heads=4, num_key_value_heads=2, vocab_size=11)
@@ -454,6 +456,57 @@ def write(*args):
   return decoded_by(*args).tokens
 
 
+def normed(folder):
+  """Return a folder of speculators' whose head reads its normed results, and normed states, and has biases."""
+  path, tensors, config = speculators(folder)
+  tensors |= tensors_of({f'fc_norm.{i}.weight': (E,) for i in range(3)} | {'fc.bias': (E,)}, seed=2)
+  tensors |= tensors_of(
+    {f'layers.0.self_attn.{n}_proj.bias': (s,) for n, s in zip('qkv', (H * D, K * D, K * D))}, seed=3
+  )
+  inner = CONFIG | {'num_hidden_layers': 1, 'model_type': 'qwen2'}
+  config = {'transformer_layer_config': inner, 'speculators_model_type': 'eagle3', 'draft_vocab_size': DRAFTED}
+  return saved(folder, config | {'norm_output': True, 'norm_before_residual': True}, tensors)
+
+
+def mtp_alone(folder):
+  return f'{mtp(folder)[0]}@mtp', load_file(folder / 'model.safetensors'), None
+
+
+WRITTEN = FORMATS | {'EAGLE-3 with norms and biases': normed, 'MTP': mtp_alone}
+
+
+@pytest.mark.parametrize('dtype', [None, 'bfloat16'])
+@pytest.mark.parametrize('name', WRITTEN)
+def test_a_head_is_written_as_it_is_published(tmp_path, name, dtype):
+  path, tensors, _ = WRITTEN[name](tmp_path / 'head')
+  head = speccascade.checkpoints.read(path, dtype=dtype)
+  folder = hf.write(tmp_path / 'again', head)
+  back = speccascade.checkpoints.read(folder)
+  assert back.network == head.network == hf.settled(head.network)
+  tiny.assert_equal(back.params, head.params)
+  (file,) = folder.glob('*.safetensors')
+  published = {k: x for k, x in tensors.items() if not k.startswith(('confidence', 'embed')) or name == 'P-EAGLE'}
+  published = {k: x for k, x in published.items() if name != 'MTP' or 'mtp' in k}
+  written = {k.replace('midlayer.', 'layers.0.'): x for k, x in load_file(file).items()}
+  assert written.keys() == {k.replace('midlayer.', 'layers.0.') for k in published}
+  for key, x in published.items() if dtype is None else ():
+    np.testing.assert_array_equal(written[key.replace('midlayer.', 'layers.0.')], x)
+
+
+def test_what_no_published_head_has_is_not_written(tmp_path):
+  layer = DecoderConfig(V, E, H, K, D, F, (Span(),))
+  for config, parts in (
+    (HeadConfig('eagle', dataclasses.replace(layer, gated=False), (-1,)), ('mine', 'gated=False')),
+    (HeadConfig('eagle', layer, (-1,), norms_residual=True), ('mine', 'norms_residual=True')),
+    (HeadConfig('mtp', dataclasses.replace(layer, spans=(Span(),) * 2), (6,)), ('mine', 'layers_0')),
+  ):
+    with pytest.raises(ValueError, match=having('cannot be written', *parts)):
+      hf.write(tmp_path / 'head', speccascade.types.Model({}, Eagle(config), name='mine'))
+  with pytest.raises(ValueError, match=having('mine is a Own')):
+    hf.write(tmp_path / 'head', speccascade.types.Model({}, type('Own', (Eagle,), {})(config), name='mine'))
+  assert not list(tmp_path.iterdir())
+
+
 @functools.cache
 def own():
   """Return the verifier's own texts."""
@@ -577,10 +630,12 @@ def test_a_checkpoint_of_pard_drafts_in_one_pass(tmp_path):
   config = json.loads(file.read_text())
   file.write_text(json.dumps(config | {'pard_token': 10, 'spd_type': 'pard'}))
   drafter = speccascade.load(file.parent)
-  assert drafter.network.mask_token == 10
+  again = speccascade.load(hf.write(tmp_path / 'again', drafter))
+  assert drafter.network.mask_token == 10 and again.network == drafter.network
   result = decoded_by(methods.speculative(block=4), [drafter, verifier()])
   assert result.tokens == own()
   assert (result.stats.calls[0] == result.stats.rounds).all()
+  tiny.assert_equal(again.params, drafter.params)
   file.write_text(json.dumps(config | {'pard_token': 11}))
   with pytest.raises(ValueError, match="'pard_token' is 11"):
     speccascade.load(file.parent)

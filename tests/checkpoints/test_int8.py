@@ -20,7 +20,7 @@ from speccascade import checkpoints, decode, methods, Sampler
 from speccascade.backends import by_name, cpu
 from speccascade.backends.quantised import quantise, Quantised, quantised
 from speccascade.check.enumeration import distance
-from speccascade.checkpoints import hf, orbax, t5x
+from speccascade.checkpoints import hf, t5x
 from speccascade.drafters.layerskip import layerskip
 from speccascade.models import shapes
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
@@ -104,12 +104,12 @@ def test_weights_are_the_nearest_multiples_of_their_output_s_scale(axis):
 @pytest.mark.full
 @pytest.mark.parametrize(
   'kind, scan',
-  long_but([(k, s) for k in ('hf', 'orbax', 't5x') for s in (False, True)], [('orbax', True)]),
+  long_but([(k, s) for k in ('hf', 't5x') for s in (False, True)], [('hf', True)]),
 )
 def test_every_format_is_read_as_the_same_whole_numbers(tmp_path, kind, scan):
   config = tiny.T5_V1_1 | {'num_layers': 2, 'num_heads': 2}
   model = folder_of(tmp_path, config)
-  write = {'hf': lambda _, m: tmp_path, 'orbax': orbax.save, 't5x': t5x.write}[kind]
+  write = {'hf': hf.write, 't5x': t5x.write}[kind]
   found = checkpoints.read(write(tmp_path / 'other', model), dtype='int8', scan=scan)
   expected = checkpoints.read(tmp_path, dtype='int8').params
   tiny.assert_equal(found.params, stack_layers(expected) if scan else expected)
@@ -204,7 +204,7 @@ def test_the_first_layers_share_the_numbers_and_the_cache():
 # ---- what is refused, and what is stated ----
 
 
-@pytest.mark.parametrize('write', long_but([orbax.save, hf.write, t5x.write], [hf.write]))
+@pytest.mark.parametrize('write', long_but([hf.write, t5x.write], [hf.write]))
 def test_whole_numbers_are_not_written(tmp_path, write):
   model = quantised_model(*[getattr(tiny.model_of(tiny.T5_V1_1), name) for name in ('network', 'params')])
   with pytest.raises(ValueError, match=having('int8', 'float32')):

@@ -19,7 +19,7 @@ from tiny import T5_V1_1 as T5
 
 from speccascade import checkpoints, decode, methods, sampling
 from speccascade.backends import cpu
-from speccascade.checkpoints import hf, orbax, t5x
+from speccascade.checkpoints import hf, t5x
 from speccascade.checkpoints.checkpoint import Checkpoint
 from speccascade.data import gguf, sources, tokenizers
 from speccascade.drafters import layerskip
@@ -57,7 +57,7 @@ def test_a_sampler_is_what_a_checkpoint_asks_for(tmp_path, model):
 @pytest.mark.long
 def test_a_path_may_mean_the_first_layers_which_share_the_arrays(tmp_path):
   network = hf.network_from_config(T5 | {'num_layers': 3})
-  saved = orbax.save(tmp_path / 'deep', Model(network.init(jax.random.key(0)), network))
+  saved = hf.write(tmp_path / 'deep', Model(network.init(jax.random.key(0)), network))
   first, second, deep = checkpoints.load_all([f'{saved}@1', f'{saved}@2', saved])
   assert [m.name for m in (first, second, deep)] == ['deep-first1', 'deep-first2', 'deep']
   for part in (first, second):
@@ -85,7 +85,6 @@ def folders(tmp_path, model):
     'hf': hf.write(tmp_path / 'hf', model),
     't5x': t5x.write(tmp_path / 't5x', model, step=3),
     'steps': tmp_path / 't5x',
-    'orbax': orbax.save(tmp_path / 'orbax', model),
   }
 
 
@@ -97,7 +96,7 @@ def test_what_was_loaded_and_decoded_with_is_saved_and_read_back_equal(tmp_path,
   config = GOLDEN[name]['config']
   loaded = checkpoints.load(hf.write(tmp_path / 'hf', model_of(config)))
   decode(methods.autoregressive(), [loaded], [[3, 4]], max_new_tokens=2)
-  writers = {'orbax': orbax.save, 'hf': hf.write}
+  writers = {'hf': hf.write}
   if config['model_type'] in ('t5', 'mt5', 'umt5'):
     writers |= {'t5x': functools.partial(t5x.write, step=1)}
   for kind, write in writers.items():
@@ -124,7 +123,7 @@ def test_a_tokenizer_may_be_given(folders, families, tmp_path):
   assert loaded.tokenizer == tokenizers.Tokenizer(str(family / 'spiece.model'))
   assert checkpoints.read(folders['hf'], tokenizer=loaded.tokenizer).tokenizer is loaded.tokenizer
   with pytest.raises(FileNotFoundError, match='tokenizer.json'):
-    checkpoints.read(folders['hf'], tokenizer=tmp_path / 'orbax')
+    checkpoints.read(folders['hf'], tokenizer=tmp_path / 't5x')
 
 
 @pytest.mark.parametrize(('family', 'size'), [('multi30k', 'small'), ('gsm8k', 'draft')])
@@ -136,9 +135,8 @@ def test_the_shared_checkpoints_load_with_their_tokenizer(families, family, size
 
 
 def test_an_activation_is_given_to_t5x_alone(folders):
-  for kind in ('hf', 'orbax'):
-    with pytest.raises(ValueError, match="activation='relu'"):
-      checkpoints.load(folders[kind], activation='relu')
+  with pytest.raises(ValueError, match="activation='relu'"):
+    checkpoints.load(folders['hf'], activation='relu')
 
 
 def test_a_path_that_is_nothing_says_what_was_found_and_expected(tmp_path):
@@ -159,7 +157,7 @@ def test_a_path_that_is_nothing_says_what_was_found_and_expected(tmp_path):
 def test_half_of_a_folder_is_told_from_nothing(folders, tmp_path):
   (folders['hf'] / 'model.safetensors').unlink()
   assert 'model.safetensors' in _error(folders['hf'], FileNotFoundError)
-  folders['orbax'].rename(tmp_path / 'other[1].tmp-write')
+  folders['hf'].rename(tmp_path / 'other[1].tmp-write')
   assert 'other[1].tmp-write' in _error(tmp_path / 'other[1]', ValueError)
   (folders['t5x'] / 'checkpoint').unlink()
   assert says(_error(folders['t5x'], FileNotFoundError), "'checkpoint'", "'state'")
@@ -308,7 +306,7 @@ def test_the_tokenizer_of_steps_is_that_of_the_latest(tmp_path, model):
 
 def test_a_digest_tells_weights_apart(folders, model, tmp_path):
   digests = {kind: checkpoints.digest(folder) for kind, folder in folders.items()}
-  assert digests.pop('steps') == digests['t5x'] and len(set(digests.values())) == 3
+  assert digests.pop('steps') == digests['t5x'] and len(set(digests.values())) == 2
   shutil.copytree(folders['hf'], tmp_path / 'copy')
   (tmp_path / 'copy' / 'README.md').write_text('of no matter')
   assert checkpoints.digest(tmp_path / 'copy') == digests['hf']
@@ -318,7 +316,6 @@ def test_a_digest_tells_weights_apart(folders, model, tmp_path):
   others = {
     'hf': hf.write(tmp_path / 'b' / 'hf', model),
     't5x': t5x.write(tmp_path / 'b' / 't5x', model, step=3),
-    'orbax': orbax.save(tmp_path / 'b' / 'orbax', model),
   }
   for kind, folder in others.items():
     assert checkpoints.digest(folder) != digests[kind]

@@ -204,7 +204,7 @@ def test_wrong_shapes_and_names_are_named(tmp_path):
 
 
 def test_writing_refuses_other_families_and_what_exists(tmp_path):
-  with pytest.raises(ValueError, match=having('Decoder', 'orbax')):
+  with pytest.raises(ValueError, match=having('Decoder', 'write hf')):
     t5x.write(tmp_path, model_of(LLAMA))
   assert not list(tmp_path.iterdir())
   t5x.write(tmp_path, _model())

@@ -19,7 +19,7 @@ from runs import finish, given, lines_in, merge, QUICK, same_bytes, share, start
 
 import speccascade
 from speccascade import checkpoints, run
-from speccascade.checkpoints import orbax
+from speccascade.checkpoints import hf
 from speccascade.data import files
 from speccascade.evaluate import runner
 from speccascade.host import multihost, storage
@@ -195,7 +195,7 @@ def test_data_is_read_from_a_bucket(folder):
 @pytest.mark.full
 def test_a_checkpoint_is_loaded_from_a_bucket(folder, tmp_path, capsys):
   model = Model(NETWORK.init(jax.random.key(0)), NETWORK)
-  saved = orbax.save(tmp_path / 'small', model)
+  saved = hf.write(tmp_path / 'small', model)
   for file in (p for p in saved.rglob('*') if p.is_file()):
     RunDir(folder / 'small').write(file.relative_to(saved).as_posix(), file.read_bytes())
   address = str(folder / 'small')

@@ -17,7 +17,7 @@ from runs import finish, GOOD, lines_in, same_bytes, start, wait_until, written
 from tiers import long_but
 
 import speccascade
-from speccascade.checkpoints import orbax
+from speccascade.checkpoints import hf
 from speccascade.host import multihost
 from speccascade.host.errors import RunError
 from speccascade.models.t5 import T5, T5Config
@@ -132,7 +132,7 @@ import sys
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from speccascade.host import multihost
-from speccascade.checkpoints import orbax
+from speccascade.checkpoints import hf
 from speccascade.models.t5 import T5, T5Config
 from speccascade.train.loop import Settings, train
 from speccascade.train.optimizers import Optimizer
@@ -148,7 +148,7 @@ if several:
   spread = lambda x: jax.make_array_from_callback(x.shape, rows, lambda part: np.asarray(x)[part])
   params = jax.tree.map(lambda x: spread(x) if len(x) % 4 == 0 else x, params)
   assert not all(x.is_fully_addressable for x in jax.tree.leaves(params))
-orbax.save(f'{out}/saved', Model(params, network))
+hf.write(f'{out}/saved', Model(params, network))
 
 def pairs(stop=None):
   rng = np.random.default_rng(0)
@@ -217,7 +217,7 @@ def pair(tmp_path_factory):
   noise = iter(jax.random.split(jax.random.key(1), len(jax.tree.leaves(params))))
   near = jax.tree.map(lambda x: x * (1 + 0.3 * jax.random.normal(next(noise), x.shape)), params)
   for name, some in (('small', near), ('large', params)):
-    orbax.save(folder / name, Model(some, network))
+    hf.write(folder / name, Model(some, network))
   config = folder / 'pair.gin'
   config.write_text(GOOD.replace('@toys.models', '[@small/Checkpoint(), @large/Checkpoint()]') + PAIR)
   code, _, err = finish(start(config, 'one'))

@@ -15,7 +15,7 @@ import pytest
 from tiers import long_but
 
 from speccascade import backends, compile, methods, rules, Sampler
-from speccascade.checkpoints import hf, orbax
+from speccascade.checkpoints import hf
 from speccascade.drafters import hidden, layerskip
 from speccascade.drafters.eagle import Eagle, HeadConfig
 from speccascade.integrations import t5x
@@ -85,7 +85,7 @@ def test_a_round_of_one_cache_for_two_models_copies_nothing(pair, capsys, tmp_pa
   pytest.importorskip('libtpu')
   layer = DecoderConfig(512, 256, 8, 8, 64, 512, (Span(),))
   network = Eagle(HeadConfig('eagle', layer, (-1,)))
-  orbax.save(tmp_path / 'head', Model(network.init(jax.random.key(0)), network))
+  hf.write(tmp_path / 'head', Model(network.init(jax.random.key(0)), network))
   models = ['--head', str(tmp_path / 'head'), '--models'] if drafter == 'a head' else ['--models', f'{pair[1]}@1']
   found = run(capsys, '--topology', 'v5e:2x2', *models, pair[1], '--block', '5', '--batch_size', '8')
   large = run(capsys, '--topology', 'v5e:2x2', '--models', *pair, *ASKED['autoregressive'], '--batch_size', '8')

@@ -38,7 +38,7 @@ NETWORKS = {
   'taught': T5_NET,  # by a teacher
   'decoder': Decoder(DecoderConfig(256, 128, 8, 4, 32, 128, (Span(), Span(4)), tied=True), eos_ids=(1,)),
   'masked': T5(T5_NET.config, mask_token=255),
-  'head': Eagle(HeadConfig('eagle3', DecoderConfig(256, 128, 8, 4, 32, 128, (Span(),)), (0, 1, -1), states=3)),
+  'head': Eagle(HeadConfig('eagle3', DecoderConfig(256, 128, 8, 4, 32, 128, (Span(),)), (0, 1, 1), states=3)),
 }
 RATE = 1e-2
 STEPS = 6

@@ -25,7 +25,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 import speccascade
 from speccascade import checkpoints, decode, methods, rules, Sampler
-from speccascade.checkpoints import hf, orbax
+from speccascade.checkpoints import hf
 from speccascade.checkpoints.checkpoint import Checkpoint
 from speccascade.data.tokenizers import find
 from speccascade.host import storage
@@ -177,8 +177,8 @@ def test_a_finished_run_is_not_trained_further_and_its_model_not_written_again(t
   for wrong in (other, None):
     with pytest.raises(ValueError, match='tokenizer [0-9a-f]{16}'):
       run(copies(), settings(), tokenizer=wrong)
-  with pytest.raises(ValueError, match=having('model', 'orbax', 'float32', 'hf', 'bfloat16')):
-    run(copies(), settings(format='hf', save_dtype='bfloat16'), tokenizer=tokenizer)
+  with pytest.raises(ValueError, match=having('model', 'float32', 'bfloat16', 'convert')):
+    run(copies(), settings(save_dtype='bfloat16'), tokenizer=tokenizer)
   assert before and content() == before
 
 
@@ -371,7 +371,7 @@ def test_training_leaves_the_model_that_it_starts_from_alone(tmp_path):
 @pytest.mark.parametrize('given', [str, Checkpoint], ids=['a path', 'a Checkpoint'])
 def test_a_job_with_a_scanned_network_starts_from_a_checkpoint(tmp_path, monkeypatch, given):
   monkeypatch.setattr(jobs, 'train', lambda *_, start, **__: start())
-  orbax.save(tmp_path / 'start', Model(init(T5_NET), T5_NET))
+  hf.write(tmp_path / 'start', Model(init(T5_NET), T5_NET))
   network = NETWORKS['t5 scanned']
   job = jobs.Job('more', network, copies(), settings(steps=1), start=given(str(tmp_path / 'start')))
   assert job.run(tmp_path, quiet).network == network
@@ -379,7 +379,7 @@ def test_a_job_with_a_scanned_network_starts_from_a_checkpoint(tmp_path, monkeyp
 
 @pytest.mark.parametrize('network', long_but([T5_NET, DECODER], [T5_NET]), ids=['t5', 'decoder'])
 def test_the_result_loads_as_it_was_written(tmp_path, network):
-  model = train(tmp_path / 'run', network, copies(), settings(format='hf', save_dtype='bfloat16'), echo=quiet)
+  model = train(tmp_path / 'run', network, copies(), settings(save_dtype='bfloat16'), echo=quiet)
   back = checkpoints.read(tmp_path / 'run' / 'model')
   assert back.network.dtype == 'bfloat16' and back.network.config == hf.settled(network).config
   for x, y in zip(*map(jax.tree.leaves, (model.params, back.params)), strict=True):
@@ -387,12 +387,12 @@ def test_the_result_loads_as_it_was_written(tmp_path, network):
 
 
 @pytest.mark.long
-def test_a_finished_run_is_written_in_another_format_and_dtype_where_its_model_was_removed(tmp_path):
+def test_a_finished_run_is_written_in_another_dtype_where_its_model_was_removed(tmp_path):
   train(tmp_path / 'run', T5_NET, copies(), settings(steps=1), echo=quiet)
   shutil.rmtree(tmp_path / 'run' / 'model')
-  model = train(tmp_path / 'run', T5_NET, copies(), settings(steps=1, format='hf', save_dtype='bfloat16'), echo=quiet)
+  model = train(tmp_path / 'run', T5_NET, copies(), settings(steps=1, save_dtype='bfloat16'), echo=quiet)
   back = checkpoints.read(tmp_path / 'run' / 'model')
-  assert checkpoints.kind(tmp_path / 'run' / 'model') == 'hf' and back.network.dtype == 'bfloat16'
+  assert back.network.dtype == 'bfloat16'
   np.testing.assert_array_equal(*(m.params['token_embedder']['embedding'].astype('bfloat16') for m in (model, back)))
 
 
@@ -435,7 +435,7 @@ def test_mistakes_are_named_before_any_work(tmp_path):
     (lambda: run(steps=7), ('settings',)),
     (lambda: run(distillation=Distillation()), ('teacher',)),
     (lambda: run(T5(T5_NET.config, dtype='bfloat16')), ('float32',)),
-    (lambda: run(post_norm, pairs=(), format='hf'), ('DecoderConfig', 'orbax')),
+    (lambda: run(post_norm, pairs=()), ('DecoderConfig', 'checkpoints.family')),
     (lambda: run(start=Model({}, DECODER)), ('start', 'type=', 'Decoder', 'T5')),
     (lambda: run(start=Model({}, T5(wider))), ('start has mlp_dim=64, but network mlp_dim=32:',)),
     (lambda: run(start=Model({}, NETWORKS['t5 scanned'])), ('start', 'scan=True', 'scan=False')),
@@ -456,9 +456,9 @@ def test_mistakes_are_named_before_any_work(tmp_path):
       call()
 
 
-def test_a_model_saved_as_hf_is_the_start_of_a_job_with_its_network(tmp_path):
+def test_a_saved_model_is_the_start_of_a_job_with_its_network(tmp_path):
   run = functools.partial(train, network=DECODER, pairs=copies(), echo=quiet)
-  run(tmp_path / 'first', settings=settings(steps=1, format='hf'))
+  run(tmp_path / 'first', settings=settings(steps=1))
   start = speccascade.load(tmp_path / 'first' / 'model')
   assert start.network.config.context and not DECODER.config.context
   run(tmp_path / 'second', settings=settings(steps=1), start=start)

@@ -1,4 +1,4 @@
-"""Hugging Face folders, read and written without torch or transformers."""
+"""Hugging Face folders of models and heads, read and written without torch or transformers."""
 
 from speccascade.checkpoints.hf import families as families  # declares those of the package
 from speccascade.checkpoints.hf.family import FAMILIES, network_from_config

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from speccascade.checkpoints.hf.checks import check, check_number, LARGEST, refuse_quantised, shown
 from speccascade.host.errors import first_line
 from speccascade.models.decoder import Decoder, DecoderConfig
+from speccascade.models.t5 import T5GemmaConfig
 from speccascade.types import Network
 
 _SIZES = frozenset(
@@ -143,6 +144,7 @@ class Family:
         raise ValueError(f"config.json: '{key}' is {shown(config[key])}, and only {supported!r} is supported")
 
 
+_CONTEXT = 2048  # written where it is not known for how many positions a model was made
 FAMILIES: dict[str, Family] = {}  # by model_type, those of the package first; a network is written as the first it fits
 OWN: set[str] = set()  # of the package
 
@@ -284,3 +286,52 @@ def _made(c: ConfigFields, **given) -> Network:
       f"the function of model_type '{family.model_type}' makes no network ({reason}): correct it"
     ) from error
   return network
+
+
+# ---- from a network to config.json ----
+
+
+def config_of(network: Network) -> dict[str, Any]:
+  """Return the config.json of a settled network: that of the first family which gives it back."""
+  for family in FAMILIES.values():
+    if family.hf and isinstance(network.config, family.config):
+      config = _common(network, family) | family.config_of(network.config)
+      try:
+        if network_from_config(config, dtype=network.dtype) == network:
+          return config
+      except (ValueError, TypeError):  # a size that the family does not have, or has and this network not
+        continue
+  raise ValueError(
+    f'no model_type is a {network.config}: declare one that is, with the tensors it is stored in, by '
+    'speccascade.checkpoints.family'
+  )
+
+
+def settled(network: Network) -> Network:
+  """Return a network as it is read back: its layers apart, and its context a number, as Hugging Face's has to be."""
+  config = network.config
+  if isinstance(config, T5GemmaConfig):
+    config = dataclasses.replace(config, encoder=with_context(config.encoder))
+  return dataclasses.replace(network, config=with_context(config), scan=False)
+
+
+def with_context(config: Any) -> Any:
+  """Return the configuration of a stack with a number of positions that it was made for."""
+  if isinstance(config, DecoderConfig) and not config.positions and not config.context:
+    return dataclasses.replace(config, context=_CONTEXT)
+  return config
+
+
+def _common(network: Network, family: Family) -> dict[str, Any]:
+  """Return what the config.json of every model has."""
+  ids = network.eos_ids
+  return {
+    'architectures': [family.hf],
+    'model_type': family.model_type,
+    'is_encoder_decoder': network.start_id is not None,
+    'bos_token_id': None,
+    'pad_token_id': network.start_id,
+    'decoder_start_token_id': network.start_id,
+    'eos_token_id': list(ids) if len(ids) > 1 else next(iter(ids), None),
+    'dtype': network.dtype,
+  } | ({} if network.mask_token is None else {MASK: network.mask_token})

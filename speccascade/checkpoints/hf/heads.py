@@ -1,9 +1,9 @@
-"""Published heads: EAGLE-1, EAGLE-3, P-EAGLE, MTP, Medusa, DFlash and DSpark, by what their folders have.
+"""Heads as they are published: EAGLE-1, EAGLE-3, P-EAGLE, MTP, Medusa, DFlash and DSpark, read and written.
 
 A head has no embedding and often no scores of its own: `drafters.beside(head, verifier)` puts it beside its verifier.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
 import itertools
 import math
@@ -11,20 +11,24 @@ from pathlib import Path
 import re
 from typing import Any
 
+import jax
 import numpy as np
 
 from speccascade.checkpoints import assemble, stored
 from speccascade.checkpoints.files import AGAIN
 from speccascade.checkpoints.hf.checks import check_keys, refuse_quantised
-from speccascade.checkpoints.hf.family import MASK, network_from_config, token_id
+from speccascade.checkpoints.hf.family import config_of as model_config_of
+from speccascade.checkpoints.hf.family import MASK, network_from_config, token_id, with_context
 from speccascade.checkpoints.stored import Tensor
 from speccascade.drafters.dflash import DFlash, DFlashConfig
 from speccascade.drafters.eagle import Eagle, HeadConfig
 from speccascade.drafters.hidden import Head
 from speccascade.drafters.medusa import Medusa, MedusaConfig
-from speccascade.models.decoder import DecoderConfig
+from speccascade.models.decoder import Decoder, DecoderConfig
 from speccascade.types import Params
 
+KINDS = Eagle, Medusa, DFlash
+_FIRST, _MIDDLE = 'layers.0.', 'midlayer.'  # what the names of EAGLE's first layer begin with
 _LAYER = {  # our modules, by the names behind the layer's prefix
   'attention.query': 'self_attn.q_proj',
   'attention.key': 'self_attn.k_proj',
@@ -40,6 +44,7 @@ _LAYER = {  # our modules, by the names behind the layer's prefix
   'feature_norm': 'hidden_norm',
 }
 _PLAIN = _LAYER | {'pre_attention_layer_norm': 'input_layernorm'}  # of a layer that reads no features
+_OF_MTP = 'model.mtp_layers.0.'
 _MTP = {  # of MiMo
   **_LAYER,
   'fc': 'input_proj',
@@ -55,7 +60,13 @@ _AROUND = {
   'token_embedder': 'embed_tokens',
   'states_norm': 'input_norm',
 }
-
+_AROUND_BLOCK = {  # of DFlash
+  'fc': 'fc',
+  'feature_norm': 'hidden_norm',
+  'final_norm': 'norm',
+  'markov_embedder': 'markov_head.markov_w1',
+  'markov_dense': 'markov_head.markov_w2',
+}
 
 _KINDS = {  # what the keys of each layout are, each by an example, at the top of config.json and in its objects
   'eagle': dict(transformer_layer_config={}, eagle_config={}, eagle_aux_hidden_state_layer_ids=[0])
@@ -120,7 +131,7 @@ def kind(config: Mapping) -> str | None:
     return 'medusa'
   if 'eagle3' in words or 'peagle' in words or 'draft_vocab_size' in config:
     return 'eagle3'
-  return 'eagle' if 'eagle' in words else None
+  return next((found for found in ('eagle', 'mtp') if found in words), None)
 
 
 def _words(config: Mapping) -> str:
@@ -141,9 +152,56 @@ def _numbered(names: Iterable[str], pattern: str, example: str) -> list[tuple[in
   return found
 
 
+# ---- where the parameters are ----
+
+
+def _entries(head: Head, prefix: str) -> list[assemble.Entry]:
+  """Return where each parameter of a head is stored, those of EAGLE's first layer under a prefix."""
+  locate = {Medusa: _of_medusa, DFlash: _of_dflash, Eagle: _of_eagle}[type(head)]
+  return assemble.plan(head, lambda path, _: locate(head.config, '.'.join(path[:-1]), path[-1], prefix))
+
+
+def _of_eagle(head: HeadConfig, module: str, leaf: str, prefix: str) -> dict[str, Any]:
+  """Return where a parameter of an EAGLE head or a layer of multi-token prediction is stored."""
+  if leaf in ('write', 'mask_hidden'):
+    return {'source': 'd2t' if leaf == 'write' else leaf}
+  if head.kind == 'mtp':
+    return _stored_as(_OF_MTP + _name(module, _MTP), leaf)
+  if stack := re.match(r'layers_(\d+)\.', module):
+    return _stored_as(f'layers.{int(stack[1]) + 1}.{_name(module[stack.end() :], _PLAIN)}', leaf)
+  if norm := re.match(r'states_norms_(\d+)', module):
+    return _stored_as(f'fc_norm.{norm[1]}', leaf)
+  return _stored_as(prefix + _LAYER[module] if module in _LAYER else _name(module, _AROUND), leaf)
+
+
+def _of_dflash(head: DFlashConfig, module: str, leaf: str, prefix: str) -> dict[str, Any]:
+  """Return where a parameter of DFlash's head is stored."""
+  stack, _, name = module.partition('.')
+  if not name:
+    return _stored_as(_name(module, _AROUND_BLOCK), leaf)
+  return _stored_as(f'layers.{stack.removeprefix("layers_")}.{_name(name, _PLAIN)}', leaf)
+
+
+def _of_medusa(head: MedusaConfig, module: str, leaf: str, prefix: str) -> dict[str, Any]:
+  """Return where a parameter of Medusa's heads is stored."""
+  name, _, number = module.rpartition('_')
+  k, j = divmod(int(number), head.layers) if name == 'residual' else (number, head.layers)
+  return _stored_as(f'{k}.{j}.linear' if name == 'residual' else f'{k}.{j}', leaf)
+
+
+def _name(module: str, names: Mapping[str, str]) -> str:
+  """Return the name of a module's tensors."""
+  if module not in names:
+    raise ValueError(f"no published head has a '{module}': give its layers other switches")
+  return names[module]
+
+
 def _stored_as(name: str, leaf: str) -> dict[str, Any]:
   """Return where a parameter of a module is stored, as fields of its `assemble.Entry`."""
   return {'source': f'{name}.{"bias" if leaf == "bias" else "weight"}', 'transpose': leaf == 'kernel'}
+
+
+# ---- reading ----
 
 
 def read(folder: Path, config: Mapping, tensors: Mapping[str, Tensor], found: str, **settings) -> tuple[Head, Params]:
@@ -159,14 +217,21 @@ def read(folder: Path, config: Mapping, tensors: Mapping[str, Tensor], found: st
   Raises:
     ValueError: A value is not supported, or a tensor is missing, unexpected or of another shape.
   """
-  _check_config(config, found)
+  if found == 'mtp':
+    return read_mtp(folder, config, tensors, **settings)
   tensors = {name.removeprefix('medusa_head.').removeprefix('model.'): x for name, x in tensors.items()}
-  make = {'medusa': _medusa, 'dflash': _dflash}.get(found, _eagle)
-  head, locate, tensors = make(config, tensors, found)
-  return _assembled(head, locate, tensors, folder, **settings)
+  head = _made(config, tensors, found)
+  return _assembled(head, _used(head, tensors), folder, **settings)
 
 
-def _assembled(head: Head, locate: Callable, tensors: dict[str, Tensor], folder: Path, quantised: bool, **settings):
+def _made(config: Mapping, tensors: Mapping[str, Tensor], found: str) -> Head:
+  """Return the head that a config.json and the names and shapes of tensors describe."""
+  _check_config(config, found)
+  make = {'medusa': _medusa, 'dflash': _dflash, 'mtp': _mtp}.get(found, _eagle)
+  return make(config, tensors, found)
+
+
+def _assembled(head: Head, tensors: dict[str, Tensor], folder: Path, quantised: bool, **settings):
   """Return a head, in the dtype of its tensors unless another is given, and its parameters."""
   stored_as = next((x.dtype.name for x in tensors.values() if x.code[:1] in 'FBfb'), None)
   if stored_as is None:
@@ -174,13 +239,34 @@ def _assembled(head: Head, locate: Callable, tensors: dict[str, Tensor], folder:
   dtype = settings['dtype'] or stored_as
   head = dataclasses.replace(head, dtype=dtype)
   head = assemble.quantised(head) if quantised else head
-  entries = assemble.plan(head, lambda path, shape: locate('.'.join(path[:-1]), path[-1]))
+  entries = _entries(head, _prefix(tensors))
   assemble.check(entries, tensors, head, ', '.join(sorted({str(x.file) for x in tensors.values()})) or folder)
   return head, assemble.read(head, entries, tensors, **settings)
 
 
-def _eagle(config: Mapping, tensors: dict[str, Tensor], found: str) -> tuple[Eagle, Callable, dict[str, Tensor]]:
-  """Return an EAGLE head, where its parameters are stored, and the tensors that are read."""
+def _prefix(tensors: Mapping[str, Tensor]) -> str:
+  """Return what the names of EAGLE's first layer begin with."""
+  return _MIDDLE if any(name.startswith(_MIDDLE) for name in tensors) else _FIRST
+
+
+def _used(head: Head, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+  """Return the tensors that a head reads, as its parameters are."""
+  if isinstance(head, DFlash):
+    unused = {'embed_tokens.weight', 'lm_head.weight'}  # the verifier's, of which some folders have a copy
+    return {name: x for name, x in tensors.items() if name not in unused and 'confidence_head' not in name}
+  if isinstance(head, Medusa):
+    return tensors
+  unused = {'t2d', 'd2t'} if head.own_scores else {'t2d', 'd2t', 'lm_head.weight'}  # then the verifier's
+  used = {name: x for name, x in tensors.items() if name not in unused}
+  if 'd2t' in tensors and head.config.draft_vocab:
+    offsets = tensors['d2t']
+    used['d2t'] = stored.in_memory(offsets.file, 'd2t', _numbers(offsets, head.config))
+  if (masked := tensors.get('mask_hidden')) is not None:
+    used['mask_hidden'] = stored.in_memory(masked.file, 'mask_hidden', masked.read().reshape(-1))
+  return used
+
+
+def _eagle(config: Mapping, tensors: Mapping[str, Tensor], found: str) -> Eagle:
   inner = dict(config.get('transformer_layer_config') or config)
   sizes = {
     'num_hidden_layers': len(_numbered([*tensors, 'layers.0.'], r'layers\.(\d+)\.', 'layers.{}.')),
@@ -189,7 +275,7 @@ def _eagle(config: Mapping, tensors: dict[str, Tensor], found: str) -> tuple[Eag
   }
   layer = network_from_config(inner | sizes | {'model_type': inner.get('model_type', 'llama')}).config
   _, width = _check_width(config, tensors, layer.embed_dim)
-  prefix = 'midlayer.' if any(name.startswith('midlayer.') for name in tensors) else 'layers.0.'
+  prefix = _prefix(tensors)
   _check_heads(tensors, prefix, layer)
   third = found == 'eagle3'
   drafted = config.get('draft_vocab_size') or layer.vocab_size
@@ -210,29 +296,7 @@ def _eagle(config: Mapping, tensors: dict[str, Tensor], found: str) -> tuple[Eag
   )
   if 'peagle' in _words(config) and head.mask_token is None:
     raise ValueError(f"the head of P-EAGLE has no tensor 'mask_hidden': {AGAIN}")
-
-  def locate(module: str, leaf: str) -> dict[str, Any]:
-    if leaf in ('write', 'mask_hidden'):
-      return {'source': 'd2t' if leaf == 'write' else leaf}
-    if stack := re.match(r'layers_(\d+)\.', module):
-      return _stored_as(f'layers.{int(stack[1]) + 1}.{_PLAIN[module[stack.end() :]]}', leaf)
-    source = prefix + _LAYER[module] if module in _LAYER else _AROUND.get(module)
-    source = source or re.sub(r'states_norms_(\d+)', r'fc_norm.\1', module)
-    return _stored_as(source, leaf)
-
-  return Eagle(head), locate, _of_eagle(tensors, head)
-
-
-def _of_eagle(tensors: dict[str, Tensor], head: HeadConfig) -> dict[str, Tensor]:
-  """Return the tensors that an EAGLE head reads, as its parameters are."""
-  tensors = {name: x for name, x in tensors.items() if name != 't2d'}
-  if (offsets := tensors.pop('d2t', None)) is not None and head.draft_vocab:
-    tensors['d2t'] = stored.in_memory(offsets.file, 'd2t', _numbers(offsets, head))
-  if (masked := tensors.get('mask_hidden')) is not None:
-    tensors['mask_hidden'] = stored.in_memory(masked.file, 'mask_hidden', masked.read().reshape(-1))
-  if head.kind != 'eagle3':
-    tensors.pop('lm_head.weight', None)  # the verifier's
-  return tensors
+  return Eagle(head)
 
 
 def _numbers(offsets: Tensor, head: HeadConfig) -> np.ndarray:
@@ -256,17 +320,16 @@ def read_mtp(folder: Path, config: Mapping, tensors: Mapping[str, Tensor], **set
   Raises:
     ValueError: The folder has none, or it is damaged.
   """
-  prefix = 'model.mtp_layers.0.'
-  tensors = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+  tensors = {name: x for name, x in tensors.items() if name.startswith(_OF_MTP)}
   if not tensors:
-    raise ValueError(f"{folder} has no tensors '{prefix}…', so no layer of multi-token prediction: leave @mtp out")
+    raise ValueError(f"{folder} has no tensors '{_OF_MTP}…', so no layer of multi-token prediction: leave @mtp out")
+  return _assembled(_made(config, tensors, 'mtp'), tensors, folder, **settings)
+
+
+def _mtp(config: Mapping, *_: Any) -> Eagle:
   whole = network_from_config(dict(config))
   layer = dataclasses.replace(whole.config, spans=whole.config.spans[:1])
-
-  def locate(module: str, leaf: str) -> dict[str, Any]:
-    return _stored_as(_MTP[module], leaf)
-
-  return _assembled(Eagle(HeadConfig('mtp', layer, (whole.depth,))), locate, tensors, folder, **settings)
+  return Eagle(HeadConfig('mtp', layer, (whole.depth,)))
 
 
 def _kept(config: Mapping, width: int, size: int) -> tuple[int, ...]:
@@ -290,8 +353,7 @@ def _mask_token(config: Mapping, vocab: int) -> int:
   return mask
 
 
-def _dflash(config: Mapping, tensors: dict[str, Tensor], _: str) -> tuple[DFlash, Callable, dict[str, Tensor]]:
-  """Return DFlash's head, where its parameters are stored, and the tensors that are read."""
+def _dflash(config: Mapping, tensors: Mapping[str, Tensor], _: str) -> DFlash:
   inner = dict(config.get('transformer_layer_config') or config)
   layer = network_from_config(inner | {'tie_word_embeddings': False, 'layer_types': None}).config
   _check_width({}, tensors, layer.embed_dim)
@@ -310,22 +372,11 @@ def _dflash(config: Mapping, tensors: dict[str, Tensor], _: str) -> tuple[DFlash
   if rank and (own.get('markov_head_type') or 'vanilla') != 'vanilla':
     raise ValueError(f"config.json: 'markov_head_type' is {own['markov_head_type']!r}, and only 'vanilla' is supported")
   sizes = own['block_size'], mask, 'dspark' in _words(own), rank
-  head = DFlash(DFlashConfig(layer, kept, *sizes))
-  of_verifier = {'embed_tokens.weight', 'lm_head.weight'}  # which some folders have a copy of
-  tensors = {name: x for name, x in tensors.items() if name not in of_verifier and 'confidence_head' not in name}
-  around = {'fc': 'fc', 'feature_norm': 'hidden_norm', 'final_norm': 'norm'}
-  around |= {'markov_embedder': 'markov_head.markov_w1', 'markov_dense': 'markov_head.markov_w2'}
-
-  def locate(module: str, leaf: str) -> dict[str, Any]:
-    stack, _, name = module.partition('.')
-    source = around.get(module) or f'layers.{stack.removeprefix("layers_")}.{_PLAIN[name]}'
-    return _stored_as(source, leaf)
-
-  return head, locate, tensors
+  return DFlash(DFlashConfig(layer, kept, *sizes))
 
 
-def _medusa(config: Mapping, tensors: dict[str, Tensor], _: str) -> tuple[Medusa, Callable, dict[str, Tensor]]:
-  """Return Medusa's heads, where their parameters are stored, and the tensors; the files tell how many there are."""
+def _medusa(config: Mapping, tensors: Mapping[str, Tensor], _: str) -> Medusa:
+  """Return Medusa's heads; the files tell how many there are."""
   layers = _numbered(tensors, r'(\d+)\.(\d+)\.linear\.weight', '{}.{}.linear.weight')
   heads, depth = (1 + n for n in layers[-1])
   scores = tensors.get(f'0.{depth}.weight')
@@ -333,12 +384,89 @@ def _medusa(config: Mapping, tensors: dict[str, Tensor], _: str) -> tuple[Medusa
     if x is not None and (len(x.shape) != 2 or not all(x.shape)):
       raise ValueError(f"tensor '{name}' has the shape {list(x.shape)}, expected that of a matrix: {AGAIN}")
   dim = tensors['0.0.linear.weight'].shape[0]
-  own = MedusaConfig(dim, 0 if scores is None else scores.shape[0], heads, depth, scores is not None)
+  return Medusa(MedusaConfig(dim, 0 if scores is None else scores.shape[0], heads, depth, scores is not None))
 
-  def locate(module: str, leaf: str) -> dict[str, Any]:
-    name, _, number = module.rpartition('_')
-    n = int(number)
-    source = f'{n // depth}.{n % depth}.linear' if name == 'residual' else f'{n}.{depth}'
-    return _stored_as(source, leaf)
 
-  return Medusa(own), locate, tensors
+# ---- writing ----
+
+
+def settled(head: Head) -> Head:
+  """Return a head as it is read back."""
+  if isinstance(head, Medusa):
+    own = {} if head.own_scores else {'vocab_size': 0}  # which follows from the verifier
+  elif isinstance(head, Eagle) and head.config.kind == 'mtp':
+    own = {'layer': with_context(head.config.layer)}
+  else:
+    own = {'layer': dataclasses.replace(with_context(head.config.layer), tied=False)}
+  return dataclasses.replace(head, config=dataclasses.replace(head.config, **own))
+
+
+def config_of(head: Head) -> dict[str, Any]:
+  """Return the config.json of a settled head, in the layout of its kind.
+
+  Raises:
+    ValueError: That layout does not have what the head has.
+  """
+  config = {Medusa: _config_of_medusa, DFlash: _config_of_dflash, Eagle: _config_of_eagle}[type(head)](head)
+  ends = {entry.source: tuple(s.stop for s in entry.stored_box()) for entry in entries(head)}
+  tensors = {name: stored.in_memory('', name, jax.ShapeDtypeStruct(shape, head.dtype)) for name, shape in ends.items()}
+  back = dataclasses.replace(_made(config, tensors, kind(config)), dtype=head.dtype)
+  for name, value in vars(head.config).items():
+    if (other := vars(back.config)[name]) != value:
+      raise ValueError(f'{name}={value!r} is in no folder of such a head, and would be read as {other!r}: change it')
+  return config
+
+
+def entries(head: Head) -> list[assemble.Entry]:
+  """Return the tensors in which the parameters of a head are written."""
+  third = isinstance(head, Eagle) and head.config.kind == 'eagle3'
+  plain = third and head.mask_token is None and not head.config.norms_output
+  return _entries(head, _MIDDLE if plain else _FIRST)
+
+
+def published(tensors: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
+  """Yield the tensors of a head, of which those that `_used` makes others become what it reads."""
+  for name, x in tensors:
+    if name == 'd2t':
+      ids = np.flatnonzero(x >= 0)
+      yield 'd2t', ids - np.arange(len(ids))
+      yield 't2d', x >= 0
+    else:
+      yield name, x[None, None] if name == 'mask_hidden' else x
+
+
+def _config_of_layer(layer: DecoderConfig, head: Head) -> dict[str, Any]:
+  """Return the config.json of a model with a head's layers."""
+  return model_config_of(Decoder(layer, dtype=head.dtype))
+
+
+def _config_of_eagle(head: Eagle) -> dict[str, Any]:
+  own = head.config
+  if own.kind == 'mtp':
+    layer = dataclasses.replace(own.layer, spans=own.layer.spans * own.kept[0])
+    return _config_of_layer(layer, head) | {'architectures': ['MiMoMTPModel'], 'num_nextn_predict_layers': 1}
+  layer = _config_of_layer(own.layer, head)
+  if own.kind == 'eagle':
+    return layer | {'architectures': ['EagleLlamaForCausalLM']}
+  name = 'LlamaForCausalLMEagle3' if own.mask_token is None else 'PEagleDraftModel'
+  config = {'architectures': [name], 'draft_vocab_size': own.draft_vocab or own.vocab_size}
+  config |= {'norm_before_residual': own.norms_residual} if own.norms_residual else {}
+  config |= {'target_hidden_size': own.target_dim} if own.target_dim else {}
+  config |= {'eagle_aux_hidden_state_layer_ids': [*own.kept]} if own.kept else {}
+  config |= {'mask_token_id': own.mask_token} if own.mask_token is not None else {}
+  if not own.norms_output:
+    return layer | config
+  return config | {'speculators_model_type': 'eagle3', 'norm_output': True, 'transformer_layer_config': layer}
+
+
+def _config_of_dflash(head: DFlash) -> dict[str, Any]:
+  own = head.config
+  which = {'mask_token_id': own.mask_token, 'target_layer_ids': [j - 1 for j in own.kept]}
+  name = 'Qwen3DSparkModel' if own.last_drafts else 'DFlashDraftModel'
+  config = {'architectures': [name], 'block_size': own.block, 'dflash_config': which}
+  return _config_of_layer(own.layer, head) | config | ({'markov_rank': own.rank} if own.rank else {})
+
+
+def _config_of_medusa(head: Medusa) -> dict[str, Any]:
+  own = head.config
+  return {'architectures': ['MedusaModel'], 'medusa_num_heads': own.heads, 'medusa_num_layers': own.layers}

@@ -39,7 +39,7 @@ def write(path, model: Model, *, step: int | None = None, scan: bool = False, ov
   path = Path(os.path.abspath(path))
   files.check_floats(model)
   if other := other_kind(model.network):
-    raise ValueError(f'T5X checkpoints are for T5, and {model.name} is a {other}: write orbax')
+    raise ValueError(f'T5X checkpoints are for T5, and {model.name} is a {other}: write hf')
   folder, step = _destination(path, step)
   params = unstack_layers(model.params) if model.network.scan else model.params
   if scan:
