@@ -61,13 +61,7 @@ class CPU(Backend):
     leaves = jax.tree.leaves(decoder)
     if sum(x.nbytes for x in leaves) <= _CACHED or isinstance(leaves[0], jax.core.Tracer) or not _fuses_sums():
       return params
-    params = _with_rows(params)
-    table = params.get('token_embedder')
-    if table and not isinstance(embedding := table['embedding'], Quantised):
-      more = {} if 'logits_dense' in decoder else {'rows': cached(embedding, _copied)}
-      more |= {'bits': cached(embedding, _bits)} if embedding.dtype == jnp.bfloat16 else {}
-      params['token_embedder'] = table | more
-    return params
+    return _with_rows(params)
 
   def matmul_rows(self, x: Array, rows: Array, out_dtype: Any) -> Array:
     n = tokens_of(x)
@@ -158,12 +152,17 @@ def _write(slots: Array, new: Array, start: Array, axis: int) -> Array:
 
 
 def _with_rows(params: dict) -> dict:
+  """Return the parameters of a network, or of several by name, as `prepare` does."""
   tree = {name: _with_rows(x) if isinstance(x, dict) else x for name, x in params.items()}
   if 'kernel' in tree and len(tree['kernel'].shape) == 2:
     kernel = tree.pop('kernel')
     short = isinstance(kernel, Quantised)
     rows = cached(kernel.values if short else kernel, _transposed)
     tree['rows'] = kernel._replace(values=rows) if short else rows
+  if 'token_embedder' in tree and not isinstance(table := tree['token_embedder']['embedding'], Quantised):
+    tied = 'logits_dense' not in tree.get('decoder', tree)
+    tree['token_embedder'] |= {'rows': cached(table, _copied)} if tied else {}
+    tree['token_embedder'] |= {'bits': cached(table, _bits)} if table.dtype == jnp.bfloat16 else {}
   return tree
 
 

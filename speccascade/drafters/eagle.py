@@ -47,6 +47,7 @@ class HeadConfig:
     norms_states: 'each', 'all' or '' for none: which states EAGLE-3 norms before it joins them.
     token_first: Whether MTP joins the token before the feature.
     mask_token: The id behind which P-EAGLE drafts; None for a head that drafts token by token.
+    own_scores: Whether EAGLE-3 scores tokens by a matrix of its own, else by the verifier's.
   """
 
   kind: str
@@ -62,6 +63,7 @@ class HeadConfig:
   norms_states: str = ''
   token_first: bool = False
   mask_token: int | None = None
+  own_scores: bool = True
 
   tied = False
 
@@ -69,6 +71,11 @@ class HeadConfig:
   def vocab_size(self) -> int:
     """V of the verifier."""
     return self.layer.vocab_size
+
+  @property
+  def scores_itself(self) -> bool:
+    """Whether it has a matrix of its own that scores tokens."""
+    return self.kind == 'eagle3' and self.own_scores
 
 
 class EagleModule(nn.Module):
@@ -100,7 +107,7 @@ class EagleModule(nn.Module):
       self.states_norms = [norm() for _ in range(head.states)]
     if head.own_embedding:
       self.token_embedder = blocks.Embed(c.vocab_size, c.embed_dim, dtype=self.dtype, backend=self.backend)
-    if head.kind == 'eagle3':
+    if head.scores_itself:
       self.logits_dense = dense(head.draft_vocab or c.vocab_size, ('embed', 'vocab'), out_dtype=jnp.float32)
 
   def features(self, states: Array) -> Array:
@@ -149,7 +156,7 @@ class EagleModule(nn.Module):
     return normed, (normed if head.norms_output else x), cache
 
   def scores(self, x: Array) -> Array:
-    """Return the logits [B, L, D] of EAGLE-3's own head."""
+    """Return the logits [B, L, D] of EAGLE-3's own matrix."""
     return self.logits_dense(x)
 
   def visit(self, cache: Cache) -> None:
@@ -159,7 +166,7 @@ class EagleModule(nn.Module):
     states = jnp.zeros((1, 1, self.config.states * dim), self.dtype)
     zeros = jnp.zeros((1, 1), jnp.int32)
     x, _, _ = self(cache, zeros, jnp.zeros((1, 1, dim), self.dtype), self.features(states), zeros)
-    if self.config.kind == 'eagle3':
+    if self.config.scores_itself:
       self.scores(x)
 
 
@@ -185,7 +192,7 @@ class Eagle(Head):
 
   @property
   def own_scores(self) -> bool:
-    return self.config.kind == 'eagle3'
+    return self.config.scores_itself
 
   @property
   def module(self) -> EagleModule:

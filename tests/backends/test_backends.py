@@ -277,8 +277,11 @@ def test_tokens_are_looked_up_in_the_bits_of_a_short_table(monkeypatch):
   monkeypatch.setattr(cpu, '_fuses_sums', lambda: True)
   wide = jax.random.normal(jax.random.key(0), (7, 4))
   for table, kept in ((wide, False), (wide.astype(jnp.bfloat16), True)):
-    ready = backends.CPU().prepare({'token_embedder': {'embedding': table}})['token_embedder']
-    assert ('bits' in ready) == kept
+    params = {'token_embedder': {'embedding': table}}
+    ready, beside = (backends.CPU().prepare(x) for x in (params, {'model': params, 'head': {}}))
+    jax.tree.map(np.testing.assert_array_equal, beside['model'], ready)
+    ready = ready['token_embedder']
+    assert ('bits' in ready) == kept and list(params['token_embedder']) == ['embedding']
     found = blocks.Embed(7, 4, dtype=table.dtype).apply({'params': ready}, jnp.array([[6, 0, 9]]))
     assert found.dtype == table.dtype
     np.testing.assert_array_equal(found[0], table[jnp.array([6, 0, 6])])
