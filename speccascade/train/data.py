@@ -80,14 +80,13 @@ def repeated(pairs: Sequence[Learned]) -> Iterator[Learned]:
 def decoded(prompts: str, outputs: str, unended: bool = False) -> list[Learned]:
   """Return prompts with a teacher's outputs, for distillation.
 
-  The files are the input and the output of `python -m speccascade.decode`, or of the output what is there so far, a copy
-  of OUTPUT.part.
+  The files are the input and the output of `python -m speccascade.decode`, or of the output what is there so far, a
+  copy of OUTPUT.part.
 
   Args:
     prompts: File of the prompts.
     outputs: File of the outputs.
-    unended: Whether outputs that no end of sequence ends are learned, too, as far as they go; a student that learns the
-      teacher's distributions is not misled by where they stop.
+    unended: Whether outputs that were cut off are learned, too, for a student of the teacher's distributions.
   """
   asked = lines.parse(prompts, '\n'.join(files.lines(prompts)))
   rows = [row for row in map(json.loads, files.lines(outputs)) if lines.MARK not in row]
