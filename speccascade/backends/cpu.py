@@ -36,9 +36,10 @@ class CPUs(Backend):
 @backend('cpu')
 @dataclasses.dataclass(frozen=True)
 class CPU(Backend):
-  """Attention's products are float32; entries are [B·K, D, T] and [B·K, T, D], the heads of a row follow each other.
+  """Attention's products and the cache are float32; entries are [B·K, D, T] and [B·K, T, D], a row's heads together.
 
-  With an axis for the rows, XLA copies the caches of a batch of one in each round.
+  With an axis for the rows, XLA copies the caches of a batch of one in each round. It widens a short cache as a whole
+  to write a slot of each row, narrows it again, and widens it to attend.
   """
 
   slot_multiple = 16
@@ -79,6 +80,7 @@ class CPU(Backend):
     return y.reshape(*x.shape[:-1], -1).astype(out_dtype)
 
   def entry(self, k, v):
+    k, v = (x.astype(jnp.float32) for x in (k, v))
     k, v = (jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in (k, v))  # [B·K, T, D]
     return {'key': jnp.swapaxes(k, 1, 2), 'value': v}
 
@@ -91,11 +93,10 @@ class CPU(Backend):
     batch, width, h, d = q.shape
     kv = kv_heads
     rows = q.reshape(batch, width, kv, -1, d).transpose(0, 2, 3, 1, 4).reshape(k.shape[0], -1, d)  # [B·K, G·L, D]
-    # A CPU has no batched product of short numbers into float32.
-    scores = jnp.einsum('nxd,ndt->nxt', rows.astype(jnp.float32), k.astype(jnp.float32))
+    scores = jnp.einsum('nxd,ndt->nxt', rows.astype(jnp.float32), k)
     scores = scores.reshape(batch, kv, *scores.shape[1:])
-    weights = attention_weights(scores, mask, bias, width, scale, cap).astype(v.dtype)
-    y = jnp.einsum('nxt,ntd->nxd', weights.reshape(k.shape[0], *weights.shape[2:]), v)
+    weights = attention_weights(scores, mask, bias, width, scale, cap)
+    y = jnp.einsum('nxt,ntd->nxd', weights.reshape(k.shape[0], *weights.shape[2:]), v).astype(q.dtype)
     return y.reshape(batch, kv, h // kv, width, d).transpose(0, 3, 1, 2, 4).reshape(q.shape)
 
 
