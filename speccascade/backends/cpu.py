@@ -1,8 +1,9 @@
-"""CPUs: large kernels are stored transposed, a window of tokens is multiplied as a sum of products.
+"""CPUs: large kernels are stored transposed, and multiply few tokens as columns.
 
-XLA's matrix product on a CPU packs the weights anew at each call, which for a few tokens costs as much again as reading
-them, and widens short ones in memory. A sum of products reads them once, as they are stored. A CPU with tiles for
-bfloat16 (AMX) multiplies more tokens in three parts.
+XLA's matrix product on a CPU packs its right side anew at each call. Where that is the weights, it costs as much again
+as reading them, so the weights are on the left, and the tokens are columns that fill registers. It widens short weights
+in memory; a sum of products reads them once, as they are stored. A CPU with tiles for bfloat16 (AMX) multiplies tokens
+of bfloat16 as they are, and those of float32 in three parts.
 """
 
 import dataclasses
@@ -22,8 +23,7 @@ from speccascade.backends.registry import backend
 
 Array = jax.Array
 
-_SPLIT = 24  # tokens from which products in parts are faster than sums, where the CPU has tiles
-_SUMMED = 64  # tokens up to which sums of products are faster than a product
+_FEW = 64  # tokens up to which they are columns
 _CACHED = 16e6  # bytes of weights that stay in a CPU's cache from token to token, where packing costs little
 
 
@@ -37,9 +37,10 @@ class CPUs(Backend):
 @backend('cpu')
 @dataclasses.dataclass(frozen=True)
 class CPU(Backend):
-  """Attention's products are float32; entries are [B·K, D, T] and [B·K, T, D], the heads of a row follow each other.
+  """Attention's products and the cache are float32; entries are [B·K, D, T] and [B·K, T, D], a row's heads together.
 
-  With an axis for the rows, XLA copies the caches of a batch of one in each round.
+  With an axis for the rows, XLA copies the caches of a batch of one in each round. It widens a short cache as a whole
+  to write a slot of each row, narrows it again, and widens it to attend.
   """
 
   slot_multiple = 16
@@ -53,7 +54,8 @@ class CPU(Backend):
     """Store every kernel [in, out] as its transpose `rows` [out, in] where the weights exceed the cache.
 
     Rows that are exact in bfloat16, as those of most checkpoints, are stored in it: half the bytes and the same sums. A
-    head that is tied to the embedding gets rows of its own, for activations have the embedding's dtype.
+    head that is tied to the embedding gets rows of its own, for activations have the embedding's dtype. Tokens are
+    looked up in the bits of a table of bfloat16, which XLA would widen as a whole before each loop.
     """
     if not isinstance(params, dict):
       return params  # of a network that is none of the package's
@@ -61,31 +63,25 @@ class CPU(Backend):
     leaves = jax.tree.leaves(decoder)
     if sum(x.nbytes for x in leaves) <= _CACHED or isinstance(leaves[0], jax.core.Tracer) or not _fuses_sums():
       return params
-    params = _with_rows(params)
-    table = params.get('token_embedder')
-    if table and 'logits_dense' not in decoder and not isinstance(table['embedding'], Quantised):
-      params['token_embedder'] = table | {'rows': cached(table['embedding'], _copied)}
-    return params
+    return _with_rows(params)
 
   def matmul_rows(self, x: Array, rows: Array, out_dtype: Any) -> Array:
     n = tokens_of(x)
-    lead = x.shape[:-1]
-    if n >= _SPLIT and rows.dtype == jnp.bfloat16 and self.tiles and _has_tiles():
-      return _in_parts(x.reshape(n, -1), rows).reshape(*lead, -1).astype(out_dtype)
-    if n > _SUMMED or (n == 1 and rows.dtype == jnp.float32):
+    flat = x.reshape(n, -1)
+    tiled = rows.dtype == jnp.bfloat16 and self.tiles and _has_tiles()
+    as_stored = rows.dtype == (jnp.bfloat16 if tiled else jnp.float32)
+    if tiled and x.dtype != jnp.bfloat16:
+      y = _in_parts(flat, rows)
+    elif as_stored and n <= _FEW and (tiled or n > 1):
+      y = _columns(flat.astype(rows.dtype), rows)
+    elif as_stored or n > _FEW:
       return super().matmul_rows(x, rows, out_dtype)
-    padded = n if n == 1 else 4 if n <= 4 else -(-n // 8) * 8  # columns that fill registers
-    columns = jnp.pad(x.reshape(n, -1), ((0, padded - n), (0, 0))).T
-    columns, rows = lax.optimization_barrier((columns, rows))  # shared with a sibling, the product would be stored
-    columns = columns.astype(jnp.float32)
-    rows = rows.astype(jnp.float32)
-    if n == 1:
-      y = jnp.sum(rows * columns.T, axis=1)[:, None]
     else:
-      y = jnp.sum(rows[:, :, None] * columns[None], axis=1)  # [out, padded]
-    return y[:, :n].T.reshape(*lead, -1).astype(out_dtype)
+      y = _summed(flat, rows)
+    return y.reshape(*x.shape[:-1], -1).astype(out_dtype)
 
   def entry(self, k, v):
+    k, v = (x.astype(jnp.float32) for x in (k, v))
     k, v = (jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in (k, v))  # [B·K, T, D]
     return {'key': jnp.swapaxes(k, 1, 2), 'value': v}
 
@@ -98,12 +94,32 @@ class CPU(Backend):
     batch, width, h, d = q.shape
     kv = kv_heads
     rows = q.reshape(batch, width, kv, -1, d).transpose(0, 2, 3, 1, 4).reshape(k.shape[0], -1, d)  # [B·K, G·L, D]
-    # A CPU has no batched product of short numbers into float32.
-    scores = jnp.einsum('nxd,ndt->nxt', rows.astype(jnp.float32), k.astype(jnp.float32))
+    scores = jnp.einsum('nxd,ndt->nxt', rows.astype(jnp.float32), k)
     scores = scores.reshape(batch, kv, *scores.shape[1:])
-    weights = attention_weights(scores, mask, bias, width, scale, cap).astype(v.dtype)
-    y = jnp.einsum('nxt,ntd->nxd', weights.reshape(k.shape[0], *weights.shape[2:]), v)
+    weights = attention_weights(scores, mask, bias, width, scale, cap)
+    y = jnp.einsum('nxt,ntd->nxd', weights.reshape(k.shape[0], *weights.shape[2:]), v).astype(q.dtype)
     return y.reshape(batch, kv, h // kv, width, d).transpose(0, 3, 1, 2, 4).reshape(q.shape)
+
+
+def _columns(x: Array, rows: Array) -> Array:
+  """Return x · rowsᵀ in float32 for few x [n, in] of the dtype of rows [out, in]."""
+  n = x.shape[0]
+  multiple = 16 if rows.dtype == jnp.bfloat16 else 8  # the rows of a tile, or what fills registers
+  padded = jnp.pad(x, ((0, -n % multiple), (0, 0)))
+  return jnp.einsum('ni,oi->on', padded, rows, preferred_element_type=jnp.float32)[:, :n].T
+
+
+def _summed(x: Array, rows: Array) -> Array:
+  """Return the same as a sum of products, for short rows."""
+  n = x.shape[0]
+  padded = n if n == 1 else 4 if n <= 4 else -(-n // 8) * 8  # columns that fill registers
+  columns = jnp.pad(x, ((0, padded - n), (0, 0))).T
+  columns, rows = lax.optimization_barrier((columns, rows))  # shared with a sibling, the product would be stored
+  columns = columns.astype(jnp.float32)
+  rows = rows.astype(jnp.float32)
+  if n == 1:
+    return jnp.sum(rows * columns.T, axis=1)[None]
+  return jnp.sum(rows[:, :, None] * columns[None], axis=1)[:, :n].T
 
 
 def _in_parts(x: Array, rows: Array) -> Array:
@@ -117,7 +133,9 @@ def _in_parts(x: Array, rows: Array) -> Array:
     first = lax.bitcast_convert_type(rest, jnp.uint32) >> 16  # truncated, which is faster than rounded
     parts.append(lax.bitcast_convert_type(first.astype(jnp.uint16), jnp.bfloat16))
     rest = rest - parts[-1].astype(jnp.float32)
-  y = jnp.einsum('ni,oi->no', jnp.concatenate(parts), rows, preferred_element_type=jnp.float32)
+  stacked = jnp.concatenate(parts)
+  few = stacked.shape[0] <= _FEW
+  y = _columns(stacked, rows) if few else jnp.einsum('ni,oi->no', stacked, rows, preferred_element_type=jnp.float32)
   high, middle, low = jnp.split(y, 3)
   return low + middle + high
 
@@ -136,12 +154,17 @@ def _write(slots: Array, new: Array, start: Array, axis: int) -> Array:
 
 
 def _with_rows(params: dict) -> dict:
+  """Return the parameters of a network, or of several by name, as `prepare` does."""
   tree = {name: _with_rows(x) if isinstance(x, dict) else x for name, x in params.items()}
   if 'kernel' in tree and len(tree['kernel'].shape) == 2:
     kernel = tree.pop('kernel')
     short = isinstance(kernel, Quantised)
     rows = cached(kernel.values if short else kernel, _transposed)
     tree['rows'] = kernel._replace(values=rows) if short else rows
+  if 'token_embedder' in tree and not isinstance(table := tree['token_embedder']['embedding'], Quantised):
+    tied = 'logits_dense' not in tree.get('decoder', tree)
+    tree['token_embedder'] |= {'rows': cached(table, _copied)} if tied else {}
+    tree['token_embedder'] |= {'bits': cached(table, _bits)} if table.dtype == jnp.bfloat16 else {}
   return tree
 
 
@@ -151,6 +174,10 @@ def _transposed(x: Array) -> Array:
 
 def _copied(x: Array) -> Array:
   return jnp.asarray(np.ascontiguousarray(_short(np.asarray(x))))
+
+
+def _bits(x: Array) -> Array:
+  return jnp.asarray(np.ascontiguousarray(np.asarray(x)).view(np.uint16))
 
 
 def _short(x: np.ndarray) -> np.ndarray:

@@ -46,6 +46,7 @@ class HeadConfig:
     norms_output: Whether EAGLE-3's next row reads the normed result.
     norms_states: 'each', 'all' or '' for none: which states EAGLE-3 norms before it joins them.
     mask_token: The id behind which P-EAGLE drafts; None for a head that drafts token by token.
+    own_scores: Whether EAGLE-3 scores tokens by a matrix of its own, else by the verifier's.
   """
 
   kind: str
@@ -60,6 +61,7 @@ class HeadConfig:
   norms_output: bool = False
   norms_states: str = ''
   mask_token: int | None = None
+  own_scores: bool = True
 
   tied = False
 
@@ -67,6 +69,11 @@ class HeadConfig:
   def vocab_size(self) -> int:
     """V of the verifier."""
     return self.layer.vocab_size
+
+  @property
+  def scores_itself(self) -> bool:
+    """Whether it has a matrix of its own that scores tokens."""
+    return self.kind == 'eagle3' and self.own_scores
 
 
 class EagleModule(nn.Module):
@@ -98,7 +105,7 @@ class EagleModule(nn.Module):
       self.states_norms = [norm() for _ in range(head.states)]
     if head.own_embedding:
       self.token_embedder = blocks.Embed(c.vocab_size, c.embed_dim, dtype=self.dtype, backend=self.backend)
-    if head.kind == 'eagle3':
+    if head.scores_itself:
       self.logits_dense = dense(head.draft_vocab or c.vocab_size, ('embed', 'vocab'), out_dtype=jnp.float32)
 
   def features(self, states: Array) -> Array:
@@ -146,7 +153,7 @@ class EagleModule(nn.Module):
     return normed, (normed if head.norms_output else x), cache
 
   def scores(self, x: Array) -> Array:
-    """Return the logits [B, L, D] of EAGLE-3's own head."""
+    """Return the logits [B, L, D] of EAGLE-3's own matrix."""
     return self.logits_dense(x)
 
   def visit(self, cache: Cache) -> None:
@@ -156,7 +163,7 @@ class EagleModule(nn.Module):
     states = jnp.zeros((1, 1, self.config.states * dim), self.dtype)
     zeros = jnp.zeros((1, 1), jnp.int32)
     x, _, _ = self(cache, zeros, jnp.zeros((1, 1, dim), self.dtype), self.features(states), zeros)
-    if self.config.kind == 'eagle3':
+    if self.config.scores_itself:
       self.scores(x)
 
 
@@ -182,7 +189,7 @@ class Eagle(Head):
 
   @property
   def own_scores(self) -> bool:
-    return self.config.kind == 'eagle3'
+    return self.config.scores_itself
 
   @property
   def module(self) -> EagleModule:

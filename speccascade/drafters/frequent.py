@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec
 import numpy as np
 
 from speccascade.backends import Backend
+from speccascade.drafters.eagle import Eagle
 from speccascade.host import storage
 from speccascade.models.around import SameTokens
 from speccascade.models.base import Base
@@ -108,25 +109,30 @@ def _head(tree: Params, path: tuple[str, ...]) -> Params:
   return tree
 
 
-def frequent(model: Model, tokens: Sequence[int]) -> Model:
+def frequent(model: Model, tokens: Sequence[int], verifier: Model | None = None) -> Model:
   """Return a model that scores some of its tokens alone, the most frequent ones: as a drafter it reads less.
 
   The output follows every target as before. A rule that reads q reads it without the other tokens, renormalised.
 
   Args:
-    model: T5 or a decoder-only model; the result shares its arrays, and has the rows of the tokens once more.
+    model: T5, a decoder-only model, or a head of EAGLE-3; the result shares its arrays, and has the rows of the tokens
+      once more.
     tokens: The ids, in any order, as `frequent_tokens` counts them. The ids that end a text are added.
+    verifier: The verifier of a head, whose rows those of a head without a matrix of its own are.
 
   Raises:
     ValueError: If the network is another, or an id none of the vocabulary.
   """
   network = model.network
+  if isinstance(network, Eagle) and network.config.kind == 'eagle3' and not network.config.draft_vocab:
+    return _cut_head(model, tokens, verifier)
   if not isinstance(network, Base) or network.drafts_only:
-    raise ValueError(f'{model.name} is a {type(network).__name__}, whose head is not cut: take T5 or a decoder.')
-  ids = np.unique([checked_int('tokens', i, 0, network.vocab_size - 1) for i in (*tokens, *network.eos_ids)])
+    raise ValueError(
+      f'{model.name} is a {type(network).__name__}, whose head is not cut: take T5, a decoder or a head of EAGLE-3 '
+      'over all tokens.'
+    )
+  ids, write = _numbered(tokens, network)
   made = Frequent(network, len(ids))
-  write = np.full(network.vocab_size, -1, np.int32)
-  write[ids] = np.arange(len(ids))
 
   def rows(x, shape):
     axis = next(i for i, (old, new) in enumerate(zip(x.shape, shape.shape)) if old != new)
@@ -138,6 +144,35 @@ def frequent(model: Model, tokens: Sequence[int]) -> Model:
   params = {**model.params, HEAD: {'head': head, 'write': jnp.asarray(write)}}
   digest = model.digest and storage.digest(b''.join([model.digest.encode(), write.tobytes()]))
   return model.replace(params=params, network=made, name=f'{model.name}-frequent{len(ids)}', digest=digest)
+
+
+def _numbered(tokens: Sequence[int], network: Base) -> tuple[np.ndarray, np.ndarray]:
+  """Return the ids, ascending, and [V] the number of each token among them, -1 for none."""
+  ids = np.unique([checked_int('tokens', i, 0, network.vocab_size - 1) for i in (*tokens, *network.eos_ids)])
+  write = np.full(network.vocab_size, -1, np.int32)
+  write[ids] = np.arange(len(ids))
+  return ids, write
+
+
+def _cut_head(head: Model, tokens: Sequence[int], verifier: Model | None) -> Model:
+  """Return a head of EAGLE-3 with a matrix over some tokens, cut out of its own or of the verifier's."""
+  if verifier is None:
+    raise ValueError(f'{head.name} is a head: give its verifier, too')
+  config = head.network.config
+  ids, write = _numbered(tokens, verifier.network)
+  if config.scores_itself:
+    kernel = head.params['logits_dense']['kernel'][:, ids]
+  else:
+    path = verifier.network.head_path
+    matrix = _head(verifier.params, path)
+    theirs = verifier.network.config
+    if any(getattr(theirs, name) for name in ('final_cap', 'logits_divisor', 'projected_dim')):
+      raise ValueError(f'{verifier.name} does not score tokens by its matrix alone: cut a head that has its own')
+    kernel = matrix['kernel'][:, ids] if 'kernel' in matrix else matrix['embedding'][ids].T
+  network = dataclasses.replace(head.network, config=dataclasses.replace(config, draft_vocab=len(ids), own_scores=True))
+  params = {**head.params, 'logits_dense': {'kernel': kernel}, 'write': jnp.asarray(write)}
+  digest = head.digest and storage.digest(b''.join([head.digest.encode(), write.tobytes()]))
+  return head.replace(params=params, network=network, name=f'{head.name}-frequent{len(ids)}', digest=digest)
 
 
 def frequent_tokens(model: Model, texts: Iterable[str], count: int | None = None) -> list[int]:

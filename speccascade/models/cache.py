@@ -30,7 +30,7 @@ def empty(backend: Backend, layers: int, batch: int, heads: int, slots: int, dim
   shapes = jax.eval_shape(backend.entry, zeros, zeros)
 
   def make(*n):
-    return {name: jnp.zeros((x.shape[0], *n, *x.shape[1:]), dtype) for name, x in shapes.items()}
+    return {name: jnp.zeros((x.shape[0], *n, *x.shape[1:]), x.dtype) for name, x in shapes.items()}
 
   return make(layers) if scan else tuple(make() for _ in range(layers))
 

@@ -141,6 +141,9 @@ class Embed(nn.Module):
     return found * jnp.asarray(self.scale, found.dtype) if self.scale else found
 
   def _found(self, index: Array) -> Array:
+    if self.has_variable('params', 'bits'):
+      bits = jnp.take(self.get_variable('params', 'bits'), index, axis=0, mode='clip')
+      return lax.bitcast_convert_type(bits, jnp.bfloat16)
     if not isinstance(self.embedding, Quantised):
       return jnp.take(self.embedding, index, axis=0, mode='clip')
     # One row alone would be a slice, for which a TPU lays out a table of int8 anew.

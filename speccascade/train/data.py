@@ -77,18 +77,20 @@ def repeated(pairs: Sequence[Learned]) -> Iterator[Learned]:
       yield pairs[i]
 
 
-def decoded(prompts: str, outputs: str) -> list[Learned]:
-  """Return prompts with a teacher's outputs, for sequence-level distillation.
+def decoded(prompts: str, outputs: str, unended: bool = False) -> list[Learned]:
+  """Return prompts with a teacher's outputs, for distillation.
 
-  The files are the input and the output of `python -m speccascade.decode`. Outputs that no end of sequence ends are
-  left out.
+  The files are the input and the output of `python -m speccascade.decode`, or of the output what is there so far, a
+  copy of OUTPUT.part.
 
   Args:
     prompts: File of the prompts.
     outputs: File of the outputs.
+    unended: Whether outputs that were cut off are learned, too, for a student of the teacher's distributions.
   """
   asked = lines.parse(prompts, '\n'.join(files.lines(prompts)))
-  rows = [json.loads(line) for line in files.lines(outputs)]
+  rows = [row for row in map(json.loads, files.lines(outputs)) if lines.MARK not in row]
   if rows and max(row['index'] for row in rows) >= len(asked):
     raise ValueError(f'{outputs} has an output for prompt {max(row["index"] for row in rows)}, but {prompts} has not')
-  return [(asked[row['index']].prompt, row['tokens']) for row in rows if row['finish_reason'] == 'eos']
+  learned = ('eos', 'length') if unended else ('eos',)
+  return [(asked[row['index']].prompt, row['tokens']) for row in rows if row['finish_reason'] in learned]

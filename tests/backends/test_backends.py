@@ -18,6 +18,7 @@ from speccascade import backends, decode, methods, rules, sampling
 from speccascade.backends import base, cpu, ops, registry, sharding, tpu_attention, View
 from speccascade.backends.quantised import quantise
 from speccascade.engine.loop import decode_batch
+from speccascade.models import layers as blocks
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.rope import Rope
 from speccascade.models.t5 import T5, T5Config, T5GemmaConfig
@@ -271,6 +272,21 @@ def test_parameters_are_changed_for_a_cpu_only_where_it_computes(monkeypatch):
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), *both)
 
 
+def test_tokens_are_looked_up_in_the_bits_of_a_short_table(monkeypatch):
+  monkeypatch.setattr(cpu, '_CACHED', 0)
+  monkeypatch.setattr(cpu, '_fuses_sums', lambda: True)
+  wide = jax.random.normal(jax.random.key(0), (7, 4))
+  for table, kept in ((wide, False), (wide.astype(jnp.bfloat16), True)):
+    params = {'token_embedder': {'embedding': table}}
+    ready, beside = (backends.CPU().prepare(x) for x in (params, {'model': params, 'head': {}}))
+    jax.tree.map(np.testing.assert_array_equal, beside['model'], ready)
+    ready = ready['token_embedder']
+    assert ('bits' in ready) == kept and list(params['token_embedder']) == ['embedding']
+    found = blocks.Embed(7, 4, dtype=table.dtype).apply({'params': ready}, jnp.array([[6, 0, 9]]))
+    assert found.dtype == table.dtype
+    np.testing.assert_array_equal(found[0], table[jnp.array([6, 0, 6])])
+
+
 def test_prepared_kernels_go_with_the_parameters_they_come_from(monkeypatch):
   monkeypatch.setattr(cpu, '_CACHED', 0)
   monkeypatch.setattr(cpu, '_fuses_sums', lambda: True)
@@ -296,12 +312,13 @@ def test_scales_and_biases_are_widened_for_a_tpu_once():
   assert len(base._CACHE) == before
 
 
-@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize('dtype, given_in', [('float32', 'float32'), ('bfloat16', 'float32'), ('bfloat16', 'bfloat16')])
 @pytest.mark.parametrize('name', BACKENDS)
-def test_products_by_rows_are_the_products(name, dtype):
+def test_products_by_rows_are_the_products(name, dtype, given_in):
   rows = np.random.default_rng(4).normal(size=(40, 24)).astype(dtype)
   wide = rows.astype(np.float32).T
-  given = [np.random.default_rng(3).normal(size=(n, 1, 24)).astype(np.float32) for n in (1, 2, 4, 6, 8, 9, 64, 65)]
+  counts = 1, 2, 4, 6, 8, 9, 16, 17, 64, 65
+  given = [np.random.default_rng(3).normal(size=(n, 1, 24)).astype(given_in) for n in counts]
 
   @jax.jit
   def products(given, rows, kernel):
@@ -310,7 +327,7 @@ def test_products_by_rows_are_the_products(name, dtype):
 
   for x, found in zip(given, products(given, rows, wide), strict=True):
     for y in found:
-      np.testing.assert_allclose(y, x @ wide, rtol=1e-4, atol=1e-5, err_msg=f'{len(x)} tokens')
+      np.testing.assert_allclose(y, x.astype(np.float32) @ wide, rtol=1e-4, atol=1e-5, err_msg=f'{len(x)} tokens')
 
 
 @pytest.mark.full

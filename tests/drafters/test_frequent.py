@@ -16,6 +16,8 @@ from speccascade import checkpoints, decode, drafters, embedded, methods, rules,
 from speccascade.backends.quantised import quantised
 from speccascade.check import enumeration
 from speccascade.drafters import layerskip
+from speccascade.drafters.eagle import Eagle, HeadConfig
+from speccascade.drafters.hidden import Reading
 from speccascade.models import toy
 from speccascade.models.decoder import Decoder, DecoderConfig, Span
 from speccascade.models.t5 import T5, T5Config
@@ -136,6 +138,27 @@ def test_a_quantised_drafter_is_cut_as_it_is():
 # ---- which tokens, and by what name ----
 
 
+@pytest.mark.parametrize('own, tied', [(True, True), (False, True), (False, False)])
+def test_a_head_of_eagle_3_has_the_rows_of_its_own_matrix_or_of_the_verifiers(own, tied):
+  layer = DecoderConfig(*SIZES[:-1], (Span(),), tied=tied)
+  of_verifier, of_head = Decoder(layer), Eagle(HeadConfig('eagle3', layer, (0, 1, -1), states=3, own_scores=own))
+  verifier, head = (Model(n.init(jax.random.key(i)), n, name='head') for i, n in enumerate((of_verifier, of_head)))
+  made = drafters.frequent(head, TOKENS, verifier)
+  tokens = jnp.array([[3, 4, 5]])
+  given = tokens, jnp.arange(3)[None], jax.random.normal(jax.random.key(2), (1, 3, 16))
+  found, expected = (
+    np.asarray(
+      x.network.step(x.params, x.network.empty(x.params, 1, 4), Reading(*given, of_verifier, verifier.params))[0]
+    )
+    for x in (made, head)
+  )
+  kept = sorted({*TOKENS, *of_verifier.eos_ids})
+  np.testing.assert_allclose(found[..., kept], expected[..., kept], rtol=1e-5, atol=1e-6)
+  assert np.isneginf(np.delete(found, kept, axis=-1)).all() and made.name == f'head-frequent{len(kept)}'
+  with pytest.raises(ValueError, match=having('head', 'verifier')):
+    drafters.frequent(head, TOKENS)
+
+
 def test_tokens_are_counted_and_special_ones_come_first():
   small, _ = embedded.models()
   dog, cat = (small.tokenizer.encode(text, begins=False)[:-1] for text in ('dog', 'cat'))
@@ -168,7 +191,7 @@ def test_the_plan_says_how_many_tokens_it_has():
 
 def test_errors_name_what_is_wrong():
   tiny = Model(TINY.init(jax.random.key(0)), TINY, name='tiny')
-  with pytest.raises(ValueError, match=having('toy0', 'T5 or a decoder')):
+  with pytest.raises(ValueError, match=having('toy0', 'T5, a decoder')):
     drafters.frequent(toy.model(0, 5), [1])
   with pytest.raises(ValueError, match=having('tokens=3', '2')):
     drafters.frequent(tiny, [1, 3])

@@ -36,6 +36,7 @@ MASK = 11
 HEADS = {
   'eagle': Eagle(HeadConfig('eagle', LAYER, (-1,))),
   'eagle3': Eagle(HeadConfig('eagle3', LAYER, (0, 1, 1), states=3)),
+  "eagle3 with the verifier's scores": Eagle(HeadConfig('eagle3', LAYER, (0, 1, 1), states=3, own_scores=False)),
   'p-eagle': Eagle(HeadConfig('eagle3', TWO, (0, 1, 1), 3, mask_token=MASK)),
   'mtp': Eagle(HeadConfig('mtp', LAYER, (1,))),
   'medusa': Medusa(MedusaConfig(16, 12, 3, own_scores=False)),
@@ -215,6 +216,16 @@ def test_the_configs_have_the_drafters():
   assert eagle.settings.drafting.features == 10 and medusa.settings.drafting.features == 0
   with pytest.raises(RunError, match='TEACHER'):
     jobs.read([str(FOLDER / 'drafters.gin')], given[1:])
+
+
+def test_the_config_of_a_chat_model_has_its_drafters():
+  read = jobs.read([str(FOLDER / 'smollm2.gin')], ['TASK = "problems"'])
+  of = {job.name: job for job in read}
+  assert list(of) == ['draft', 'accepted', 'cascade', 'one_pass', 'eagle3', 'p_eagle', 'medusa']
+  assert all(of[name].start == 'draft' and of[name].network is None for name in ('accepted', 'cascade', 'one_pass'))
+  assert of['one_pass'].mask_token == of['p_eagle'].network.mask_token == 16
+  assert of['cascade'].settings.distillation.rule != of['accepted'].settings.distillation.rule
+  assert not of['eagle3'].network.own_scores and of['medusa'].network.config.heads == 4
 
 
 def test_a_job_makes_its_start_a_drafter_in_one_pass(tmp_path, monkeypatch):

@@ -28,6 +28,7 @@ from speccascade import checkpoints, decode, methods, rules, Sampler
 from speccascade.checkpoints import hf
 from speccascade.checkpoints.checkpoint import Checkpoint
 from speccascade.data.tokenizers import find
+from speccascade.decode import lines
 from speccascade.host import storage
 from speccascade.host.errors import RunError
 from speccascade.models import toy
@@ -307,6 +308,10 @@ def test_a_teachers_outputs_are_those_of_the_decode_command_without_the_cut_off(
   files = tmp_path / 'in.jsonl', tmp_path / 'out.jsonl'
   pairs = data.pairs(data.decoded(*files), teacher.tokenizer)
   assert sorted(itertools.islice(pairs, len(wanted))) == sorted(wanted)
+  header = json.dumps({lines.MARK: '1', 'index': 9})
+  (tmp_path / 'out.jsonl.part').write_text('\n'.join([header, *map(json.dumps, rows)]))
+  whole = data.decoded(files[0], tmp_path / 'out.jsonl.part', unended=True)
+  assert whole == [(sources[row['index']], row['tokens']) for row in rows]
   (tmp_path / 'in.jsonl').write_text('"3 4"')
   with pytest.raises(ValueError, match=having('out.jsonl', 'prompt 4', 'in.jsonl')):
     data.decoded(*files)

@@ -293,6 +293,7 @@ def _eagle(config: Mapping, tensors: Mapping[str, Tensor], found: str) -> Eagle:
     norms_output=bool(config.get('norm_output', False)) and 'speculators_model_type' in config,
     norms_states='each' if each else 'all' if 'input_norm.weight' in tensors else '',
     mask_token=_mask_token(config, layer.vocab_size) if 'mask_hidden' in tensors else None,
+    own_scores=not third or drafted != layer.vocab_size or 'lm_head.weight' in tensors,
   )
   if 'peagle' in _words(config) and head.mask_token is None:
     raise ValueError(f"the head of P-EAGLE has no tensor 'mask_hidden': {AGAIN}")
