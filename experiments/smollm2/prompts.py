@@ -21,7 +21,7 @@ from speccascade.data.examples import Example
 
 MODEL = 'smollm2'
 NEW_TOKENS = 256
-PROMPT_TOKENS = 384  # of the longest prompt; longer ones are left out
+PROMPT_TOKENS = 192  # of the longest prompt; longer ones are left out
 TOP = 32  # log-probabilities of each token that are kept
 GREEDY_EACH = 3  # of so many answers one is greedy
 LANGUAGES = ('German', 'French', 'Spanish')
