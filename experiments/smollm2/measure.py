@@ -27,10 +27,11 @@ from speccascade.drafters.hidden import Head
 from speccascade.evaluate import intervals
 from speccascade.types import Model
 
+FUNCTION = 'Complete this function.\n\n{prompt}'
 SETS = {  # the other files, as `files` reads them
-  'mt_bench': functools.partial(files.conversations, domain='category'),
-  'gsm8k': functools.partial(files.jsonl, prompt_field='question', target_field=None),
-  'humaneval': functools.partial(files.jsonl, prompt_field='Complete this function.\n\n{prompt}', target_field=None),
+  'mt_bench': files.conversations,
+  'gsm8k': functools.partial(files.jsonl, prompt_field='question', target_field='answer'),
+  'humaneval': functools.partial(files.jsonl, prompt_field=FUNCTION, target_field='canonical_solution'),
   'math500': files.conversations,
 }
 SAMPLERS = {

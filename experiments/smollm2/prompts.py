@@ -21,7 +21,7 @@ from speccascade.data.examples import Example
 
 MODEL = 'smollm2'
 NEW_TOKENS = 256
-PROMPT_TOKENS = 384  # of the longest prompt; longer ones are left out
+PROMPT_TOKENS = 192  # of the longest prompt; longer ones are left out
 TOP = 32  # log-probabilities of each token that are kept
 GREEDY_EACH = 3  # of so many answers one is greedy
 LANGUAGES = ('German', 'French', 'Spanish')
@@ -69,7 +69,7 @@ def requests(texts: Iterable[Sequence[str]], rounds: int) -> Iterator[dict]:
   fit = []
   for source in texts:
     chats = ([{'role': 'user', 'content': text}] for text in source)
-    fit.append([chat for chat in chats if len(tokenizer.chat(chat)) <= PROMPT_TOKENS])
+    fit.append([*itertools.islice((x for x in chats if len(tokenizer.chat(x)) <= PROMPT_TOKENS), rounds)])
   for i in range(rounds):
     for number, chats in enumerate(fit):
       greedy = (i + number) % GREEDY_EACH == 0 and i < len(chats)  # once: a second one would be the same
