@@ -119,7 +119,7 @@ def acceptors() -> Mapping[str, Any]:
 
 
 def _made(thing, module):
-  return thing if inspect.isfunction(thing) else docstrings.of_class(thing, module)
+  return thing if inspect.isfunction(thing) else _with_numbers(docstrings.of_class(thing, module))
 
 
 @functools.cache
@@ -160,7 +160,7 @@ def budgets() -> Mapping[str, Any]:
   return plain | {f'{x.__name__} {name}': x(budget=plain[name]) for x in around for name in ('TopK', 'Goodput')}
 
 
-TOLD = dict(threshold=0.7, first=2, decay=0.5, k=1)
+TOLD = dict(threshold=0.7, first=2, decay=0.5, k=1, window=1)
 
 
 def _with_numbers(thing):
