@@ -86,6 +86,7 @@ setuptools.setup(
     'lm-eval': ['lm_eval>=0.4.13,<0.5'],
     'parity': ['lm_eval[hf]>=0.4.13,<0.5', 'torch>=2.6', 'transformers>=5.23,<6'],
     'libraries': [
+      'sentencepiece<0.2.2',  # later ones need a protobuf that these exclude
       'gemma>=4,<5',
       'google-tunix>=0.1.7,<0.2',
       'kauldron>=1.4',  # of gemma, which asks for no version

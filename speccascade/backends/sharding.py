@@ -449,7 +449,7 @@ class Layout:
 
   def caches(self, caches: Sequence[Any]) -> tuple:
     """Return the specs of the caches of all slots: entries [B, …, K, T, D] by rows and heads, the rest by rows."""
-    return (None,) * len(caches)
+    return tuple(jax.tree.map(lambda _: None, cache) for cache in caches)
 
   def by_vocabulary(self, x: Array, slot: int) -> Any:
     """Return the spec of logits or distributions [B, …, V] of a model."""
