@@ -13,13 +13,11 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from experiments.helpers import families, rows
+from experiments.helpers import counted, families, rows
 import speccascade
 from speccascade import decode, methods, rules, Sampler, stopping
 from speccascade.drafters import layerskip, ngram
-from speccascade.evaluate import intervals
 
 BLOCK = 5
 NEW = {'multi30k': 48, 'sums': 80}
@@ -68,18 +66,9 @@ def drafter_of(name: str, pair, folder: Path):
 def row_of(out, lockstep: list | None) -> dict:
   """Return what is measured of texts, also next to the lockstep's; the drafter is model 2, the verifier model 1."""
   s = out.stats
-  weights = intervals.draws(0, len(out.tokens))
-
-  def ratio(name, over, under):
-    low, high = intervals.interval((weights @ over) / np.maximum(weights @ under, 1))
-    return {name: over.sum() / max(under.sum(), 1), f'{name}_low': low, f'{name}_high': high}
-
-  row = ratio('acceptance', s.accepted, s.tested) | ratio('tokens_per_round', s.emitted, s.rounds)
-  row |= {f'accepted_{k + 1}': s.accepted_at[:, k].sum() / max(s.tested_at[:, k].sum(), 1) for k in range(BLOCK)}
-  row |= {'drafter_calls_per_round': s.calls[2].sum() / s.rounds.sum()}
+  row = counted.acceptance(s, BLOCK, drafter=2)
   row |= {'verifier_calls_per_token': s.calls[1].sum() / s.emitted.sum()}
-  same = float('nan') if lockstep is None else sum(a == b for a, b in zip(out.tokens, lockstep, strict=True))
-  return row | {'as_lockstep': same, 'texts': len(out.tokens)}
+  return row | {'as_lockstep': counted.same(out.tokens, lockstep), 'texts': len(out.tokens)}
 
 
 def main():

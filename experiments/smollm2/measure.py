@@ -15,16 +15,13 @@ import functools
 import json
 from pathlib import Path
 
-import numpy as np
-
-from experiments.helpers import rows
+from experiments.helpers import counted, rows
 from experiments.smollm2 import prompts
 import speccascade
 from speccascade import decode, drafters, methods, Sampler, stopping
 from speccascade.data import files, spec_bench
 from speccascade.drafters import layerskip, ngram
 from speccascade.drafters.hidden import Head
-from speccascade.evaluate import intervals
 from speccascade.types import Model
 
 FUNCTION = 'Complete this function.\n\n{prompt}'
@@ -77,18 +74,8 @@ def frequent_ids(model: Model, path: str, count: int) -> list[int]:
 
 def row_of(out, alone: list | None, block: int) -> dict:
   """Return what is measured of texts, also next to those of the model alone."""
-  s = out.stats
-  weights = intervals.draws(0, len(out.tokens))
-
-  def ratio(name, over, under):
-    low, high = intervals.interval((weights @ over) / np.maximum(weights @ under, 1))
-    return {name: over.sum() / max(under.sum(), 1), f'{name}_low': low, f'{name}_high': high}
-
-  row = ratio('acceptance', s.accepted, s.tested) | ratio('tokens_a_round', s.emitted, s.rounds)
-  row |= {f'accepted_{k + 1}': s.accepted_at[:, k].sum() / max(s.tested_at[:, k].sum(), 1) for k in range(block)}
-  row |= {'drafter_calls_a_round': s.calls[0].sum() / s.rounds.sum()}
-  same = float('nan') if alone is None else sum(a == b for a, b in zip(out.tokens, alone, strict=True))
-  return row | {'as_alone': same, 'texts': len(out.tokens)}
+  same = counted.same(out.tokens, alone)
+  return counted.acceptance(out.stats, block, drafter=0) | {'as_alone': same, 'texts': len(out.tokens)}
 
 
 def add_arguments(parser: argparse.ArgumentParser):

@@ -68,10 +68,10 @@ class NGram(Network):
       before = jnp.concatenate([memory, before], 1)
     text = jnp.concatenate([before, slots], 1)  # [B, N]
     end = positions + before.shape[1]
-    length = self._matches(text, end)  # [B, L, N]
+    after = jnp.roll(text, -1, axis=1)[:, None]  # [B, 1, N] the token after each slot
+    length = self._matches(text, after, end)  # [B, L, N]
     slot = jnp.arange(text.shape[1])[None, None]
     order = jnp.where(length > 0, length * text.shape[1] + slot, 0)
-    after = jnp.roll(text, -1, axis=1)[:, None]
     logits = jnp.full((*positions.shape, self.vocab_size), _LOW)
     for rank in range(_CONTINUATIONS):
       best = take(text, jnp.argmax(order, -1) + 1)
@@ -80,7 +80,7 @@ class NGram(Network):
       order = jnp.where(after == best[..., None], 0, order)
     return jnp.where((length.max(-1) > 0)[..., None], logits, 0.0), {**cache, 'slots': slots}
 
-  def _matches(self, text: Array, end: Array) -> Array:
+  def _matches(self, text: Array, after: Array, end: Array) -> Array:
     """Return how many tokens up to each earlier slot [B, L, N] equal those up to `end` [B, L]."""
     slot = jnp.arange(text.shape[1])[None, None]
     running = slot < end[..., None]
@@ -91,7 +91,6 @@ class NGram(Network):
       running = running & (there == last) & (there >= 0) & (slot >= back) & (end[..., None] >= back)
       length = length + running.astype(jnp.int32)
     # The token after the match must be one of the text, not padding.
-    after = jnp.roll(text, -1, axis=1)[:, None]
     return jnp.where((after >= 0) & (slot < end[..., None]), length, 0)
 
 

@@ -43,9 +43,8 @@ class Limit:
     raise NotImplementedError(f'{type(self).__name__} has no __call__(context, state).')
 
   def size(self, context: Context, state: State) -> Array:
-    """Return how many are fed, of rows that are active no more than are pending."""
-    size = state.window.size
-    return jnp.where(state.active, jnp.clip(self(context, state), -1, size), size)
+    """Return how many are fed, no more than are pending."""
+    return jnp.clip(self(context, state), -1, state.window.size)
 
 
 @struct.dataclass
