@@ -68,7 +68,7 @@ def test_a_cascade_that_forgets_that_its_target_reads_q_is_caught():
   # Drafting γ tokens, scoring all and drawing a bonus token needs q after the block; p is not the target there.
   method = methods.speculative(bound('opt'), block=2)
   propose = dataclasses.replace(method.phases[0], n=2)
-  score = dataclasses.replace(method.phases[1], limit=None)
+  score = dataclasses.replace(method.phases[1], limit=phases.Every())
   verify = dataclasses.replace(method.phases[2], models=(1,), combiner=rules.bind(rules.own))
   assert off('speculative opt', method.replace(phases=(propose, score, verify))) > 0.01
 
