@@ -75,7 +75,7 @@ def two_meshes(networks, method, batch: int) -> tuple[float, float, int]:
     _, sent, _ = jax.eval_shape(lambda *x, fixed=args[:3]: overlap._turn(*fixed, *x), *args[3:])
     size += sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(sent))
     crossing = sent
-    found = aot.compile_for('tpu', run, args, dict(backends.named('tpu').xla))
+    found = aot.compile_for('tpu', run, args, dict(made.fixed.backend.xla))
     times.append(milliseconds(found, method, halves=True))
   return *times, size
 

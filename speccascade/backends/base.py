@@ -245,7 +245,16 @@ class Backend:
     return y, {name: lax.dynamic_update_index_in_dim(cache[name], entry[name], layer, 1) for name in entry}
 
   def attend(
-    self, q: Array, entry: Entry, visible: Array, bias: Array | Offsets | None, *, kv_heads: int, scale: float, cap
+    self,
+    q: Array,
+    cache,
+    visible: Array,
+    bias: Array | Offsets | None,
+    *,
+    layer: Array | int | None = None,
+    kv_heads: int,
+    scale: float,
+    cap: float | None,
   ):
     """Return softmax(scale · q·k + bias) · v, the softmax in float32.
 
@@ -253,10 +262,11 @@ class Backend:
 
     Args:
       q: Queries [B, L, H, D].
-      entry: The slots of a layer.
+      cache: The slots of a layer, or those of all as `extend` takes them.
       visible: How many of the first slots each query of a row sees [B], or a mask [B, 1 or L, T] that is true where a
         slot is seen.
       bias: [1 or B, H, L, T] or `Offsets`, added to the scores; None for none.
+      layer: The number of the layer, where there are all.
       kv_heads: K.
       scale: Multiplied with q·k.
       cap: Scores become cap · tanh(score / cap); None for none.
@@ -264,6 +274,7 @@ class Backend:
     Returns:
       [B, L, H, D].
     """
+    entry = entry_of(cache, layer)
     mask = visible
     if visible.ndim == 1:
       mask = (jnp.arange(self.slots_of(entry))[None] < visible[:, None])[:, None]
@@ -371,8 +382,10 @@ class Backend:
     return state
 
 
-def entry_of(cache, layer: Array | int) -> Entry:
-  """Return the slots of one layer."""
+def entry_of(cache, layer: Array | int | None) -> Entry:
+  """Return the slots of one layer, None where there is one alone."""
+  if layer is None:
+    return cache
   if isinstance(cache, tuple):
     return cache[layer]
   return {name: lax.dynamic_index_in_dim(x, layer, 1, keepdims=False) for name, x in cache.items()}

@@ -485,6 +485,10 @@ class Layout:
     """
     return function(**{name: x for name, (x, _) in arrays.items()})
 
+  def by_head(self, x: Array) -> Array:
+    """Return attention [B, L, H·D] in the shards of the kernel that it is multiplied by, of the first model."""
+    return x
+
   def gathered(self, x: Array) -> Array:
     """Return x [B, …] sharded along its rows only."""
     return self.pin(x, self.rows(x))
@@ -562,6 +566,14 @@ class Sharded(Layout):
     rows = self._over(x.shape[0], DATA, 'rows')
     between = [None] * (x.ndim - 2)
     return PartitionSpec(rows, *between, self._over(x.shape[-1], self._head(slot), 'a vocabulary'))
+
+  def by_head(self, x: Array) -> Array:
+    over = dict(self.axes[0])
+    heads = over.get('joined_kv')
+    if heads == over.get('joined_kv_heads'):  # as it is: to say so would keep XLA from simplifying what follows
+      return x
+    rows = self._over(x.shape[0], DATA, 'rows')
+    return self.pin(x, PartitionSpec(rows, None, self._over(x.shape[2], heads, 'heads')))
 
   def state(self, state: Any, cached: Sequence[int]) -> Any:
     specs = self.rows(state.replace(caches=()))

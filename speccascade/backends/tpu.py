@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade.backends import ops, sharding, tpu_attention, tpu_filters, tpu_spread
-from speccascade.backends.base import Backend, cached, tokens_of
+from speccascade.backends.base import Backend, cached, entry_of, tokens_of
 from speccascade.backends.quantised import Quantised
 from speccascade.backends.registry import backend
 
@@ -17,7 +17,7 @@ Array = jax.Array
 
 _LANES = 128
 # XLA chooses which weights to fetch to VMEM ahead of their use. With this it costs a fusion by its instructions instead
-# of a rule of thumb, and fetches more of them where tokens are few.
+# of a rule of thumb, and fetches more of them where tokens are few. Of shards of weights it then fetches less.
 _OPTIONS = (('xla_msa_use_bundle_aware_cost_model', 'true'),)
 
 
@@ -40,7 +40,7 @@ class TPU(Backend):
 
   @property
   def xla(self):
-    return () if self.interpret else _OPTIONS
+    return () if self.interpret or self.mesh else _OPTIONS
 
   def prepare(self, params):
     """Widen scales and biases, which the loop would do at each use."""
@@ -125,31 +125,38 @@ class TPU(Backend):
       entry = (*cache[:layer], {name: x[:, 0] for name, x in entry.items()}, *cache[layer + 1 :])
     return y, entry
 
-  def attend(self, q, entry, visible, bias, **scores):
-    if self._plain(q) or visible.ndim > 1 or self.slots_of(entry) % tpu_attention.BLOCK:
-      return super().attend(q, entry, visible, bias, **scores)
-    if pieces := self._pieces(q, entry, bias):
-      return jnp.concatenate([self.attend(q[:, at], entry, visible, some, **scores) for at, some in pieces], 1)
-    stacked = {name: x[:, None] for name, x in entry.items()}
+  def attend(self, q, cache, visible, bias, *, layer=None, **scores):
+    if layer is None or isinstance(cache, tuple):  # else the kernel finds the layer, of which XLA would make a copy
+      cache, layer = {name: x[:, None] for name, x in entry_of(cache, layer).items()}, 0
+    if self._plain(q) or visible.ndim > 1 or self.slots_of(cache) % tpu_attention.BLOCK:
+      return super().attend(q, cache, visible, bias, layer=layer, **scores)
+    if pieces := self._pieces(q, cache, bias):
+      attend = functools.partial(self.attend, layer=layer, **scores)
+      return jnp.concatenate([attend(q[:, at], cache, visible, some) for at, some in pieces], 1)
     length = visible.astype(jnp.int32)
-    at = dict(first=jnp.zeros_like(length), length=length, window=0, layer=0)
-    return self._call(q, stacked, bias, {}, at, causal=False, **scores)[0]
+    at = dict(first=jnp.zeros_like(length), length=length, window=0, layer=layer)
+    return self._call(q, cache, bias, {}, at, causal=False, **scores)[0]
 
   def _call(self, q, entry, bias, new, at, **settings):
-    """Run the kernel, on a mesh for the rows and groups of heads of each device."""
-    heads = ('rows', None, 'heads', None)
+    """Run the kernel, on a mesh for the rows and groups of heads of each device.
+
+    Heads go to the devices side by side, as projections have them, or XLA would lay out anew the kernels of these.
+    """
+    heads = ('rows', None, 'heads')
     slots = ('rows', None, 'heads', None, None)
-    arrays = {'q': (q, heads), **{name: (x, slots) for name, x in entry.items()}}
-    arrays |= {name: (x, heads) for name, x in new.items()}
+    arrays = {'q': (_joined(q), heads), **{name: (x, slots) for name, x in entry.items()}}
+    arrays |= {name: (_joined(x), heads) for name, x in new.items()}
     arrays |= {name: (jnp.asarray(x, jnp.int32), ('rows', None)[: np.ndim(x)]) for name, x in at.items()}
     if bias is not None:
       arrays['bias'] = bias, ('rows', 'heads', None, None)
     packed = _packing(settings.pop('kv_heads'), q.shape[-1])[0]
-    kernel = functools.partial(self._kernel, packed=packed, **settings)
-    return self.layout.over_shards(kernel, arrays, [heads, slots, slots][: 3 if new else 1])
+    kernel = functools.partial(self._kernel, packed=packed, dim=q.shape[-1], **settings)
+    y, *caches = self.layout.over_shards(kernel, arrays, [heads, slots, slots][: 3 if new else 1])
+    return self.layout.by_head(y).reshape(q.shape), *caches
 
-  def _kernel(self, q, key, value, bias=None, k=None, v=None, *, packed, **settings):
-    batch, width, heads, dim = q.shape  # [B, L, H, D]
+  def _kernel(self, q, key, value, bias=None, k=None, v=None, *, packed, dim, **settings):
+    batch, width, _ = q.shape  # [B, L, H·D]
+    heads = q.shape[2] // dim
     groups = key.shape[2]
     lanes = key.shape[4]
     share = heads // (groups * packed)
@@ -158,10 +165,10 @@ class TPU(Backend):
     if bias is not None:  # [1 or B, H, L, T]
       bias = jnp.pad(bias, ((0, 0), (0, 0), (0, -width % tpu_attention.STEP), (0, 0)))
       bias = bias.reshape(bias.shape[0], groups, -1, bias.shape[3])
-    new = None if k is None else (_lanes(k), _lanes(v))
+    new = None if k is None else tuple(_lanes(x.reshape(batch, width, -1, dim)) for x in (k, v))
     y, *caches = tpu_attention.attend(x, key, value, bias, heads=packed, new=new, interpret=self.interpret, **settings)
     y = y.reshape(batch, width, groups, share, packed, lanes // packed)[..., :dim]
-    return y.swapaxes(3, 4).reshape(q.shape), *caches
+    return y.swapaxes(3, 4).reshape(batch, width, -1), *caches
 
   def threshold(self, keys, limit, low, high, *, mass):
     if keys.ndim < 2 or (self.mesh and self.layout.devices == 1):
@@ -203,6 +210,11 @@ def _packing(kv_heads: int, dim: int) -> tuple[int, int]:
 
 def _pad_last(x: Array, size: int) -> Array:
   return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, size - x.shape[-1]),))
+
+
+def _joined(x: Array) -> Array:
+  """Return x [B, T, K, D] as [B, T, K·D]."""
+  return x.reshape(*x.shape[:2], -1)
 
 
 def _lanes(x: Array) -> Array:

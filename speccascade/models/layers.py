@@ -229,10 +229,13 @@ class Attention(nn.Module):
     return self.backend.entry(*self.keys_values(x, rope))
 
   def attend(
-    self, x: Array, entry: cache_lib.Entry, visible: Array, bias: Array | None = None, rope=None, packing=None
+    self, x: Array, cache, visible: Array, bias: Array | None = None, rope=None, packing=None, layer=None
   ) -> Array:
-    """Attend from x [B, L, E] to an entry's first slots [B], or those of a mask [B, 1 or L, T]; return [B, L, E]."""
-    y = self.backend.attend(self.queries(x, rope, packing), entry, visible, bias, **self._scores)
+    """Attend from x [B, L, E] to the first slots [B] of a layer, or those of a mask [B, 1 or L, T]; return [B, L, E].
+
+    The cache is of that layer alone where it has no number.
+    """
+    y = self.backend.attend(self.queries(x, rope, packing), cache, visible, bias, layer=layer, **self._scores)
     return self._project(y, packing)
 
   def extend(self, x: Array, cache, layer: Array | int, view: View, bias: Array | None = None, rope=None):

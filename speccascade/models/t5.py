@@ -149,8 +149,7 @@ class DecoderLayer(Layer):
     y, cache = self.self_attention.extend(self._enter(x, 'self_attention'), cache, number, view, bias, angles)
     x = self._leave(x, y, 'self_attention')
     y = self._enter(x, 'cross_attention')
-    entry = cache_lib.entry_of(source, number)
-    y = self.encoder_decoder_attention.attend(y, entry, source_length, packing=view.packing)
+    y = self.encoder_decoder_attention.attend(y, source, source_length, packing=view.packing, layer=number)
     return self._finish(x, y, 'cross_attention'), cache
 
   def read_source(self, encoded: Array) -> cache_lib.Entry:

@@ -240,7 +240,7 @@ def compiled(method, models, sizes: Sizes, sampler: Sampler, placement: Placemen
   """Return the compiled loop; options are XLA's, added to those of the platform's backend."""
   backend = backends.named(platform)
   run, args = program(method, models, sizes, sampler, placement, backend)
-  return compile_for(platform, run, args, dict(backend.xla) | (options or {}))
+  return compile_for(platform, run, args, dict(args[0].backend.xla) | (options or {}))
 
 
 def reading_bytes(models: Sequence[Model], sizes: Sizes, placement: Placement, platform: str, slots: int) -> int:

@@ -96,6 +96,20 @@ def test_a_window_is_written_and_attended_to_alike(name, shape):
       np.testing.assert_allclose(attend_other(entry, visible), expected, atol=2e-6, err_msg=f'{start}')
 
 
+@pytest.mark.parametrize('name', BACKENDS)
+def test_slots_of_one_of_several_layers_are_attended_to_alike(name):
+  backend, settings = BACKENDS[name], dict(kv_heads=4, scale=0.1, cap=None)
+  q, *slots = _random(2, (2, 3, 4, 64), *[(2, 128, 4, 64)] * 4)
+  entries = tuple(backend.entry(*slots[i : i + 2]) for i in (0, 2))
+  stacked = {part: jnp.stack([entry[part] for entry in entries], 1) for part in entries[0]}
+  visible = jnp.array([5, 128])
+  for layer, entry in enumerate(entries):
+    expected = backend.attend(q, entry, visible, None, **settings)
+    for cache, number in ((entries, layer), (stacked, jnp.int32(layer))):
+      found = backend.attend(q, cache, visible, None, layer=number, **settings)
+      np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 @pytest.mark.parametrize(
   'width, heads, dim, calls', [(21, 32, 64, 1), (64, 32, 64, 1), (113, 8, 64, 1), (33, 40, 128, 2)]
 )

@@ -294,6 +294,8 @@ def test_a_small_drafter_stays_whole_and_the_logits_of_a_sharded_verifier_stay_s
   assert where.pop(module.body) < 12 and list(where.values()) == [3]  # of each layer: two attentions and the MLP
   assert gathered(module) == 8 * 32128 * 4  # the distribution of one position, for a draw
   assert not module.thin_arrays()  # no window lies in the lanes
+  assert not module.relayouts()
+  assert not [x for _, x, _ in module.runs(1) if x.path.endswith('/dynamic_slice') and hlo.shape_bytes(x.shape) > 2**17]
   assert {module.group_size(x) for _, x in talks(module)} == {4}
 
 
