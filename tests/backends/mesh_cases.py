@@ -47,6 +47,7 @@ NETWORKS = {
   't5': T5(T5Config(VOCAB, 32, 8, 8, 64, encoder_layers=1, decoder_layers=1)),
   't5 scanned': T5(T5Config(VOCAB, 32, 8, 8, 64, encoder_layers=1, decoder_layers=2), scan=True),
   't5 on tpus': T5(T5Config(VOCAB, 32, 8, 64, 64, encoder_layers=1, decoder_layers=1)),
+  't5 scanned on tpus': T5(T5Config(VOCAB, 32, 8, 64, 64, encoder_layers=1, decoder_layers=2), scan=True),
   'decoder': Decoder(DecoderConfig(VOCAB, 32, 8, 4, 8, 64, (Span(), Span(6)), tied=True), (1,)),
   'decoder of int8': Decoder(DecoderConfig(VOCAB, 32, 8, 4, 8, 64, (Span(), Span(6)), tied=True), (1,), quantised=True),
   't5 of int8': T5(T5Config(VOCAB, 32, 8, 8, 64, encoder_layers=1, decoder_layers=1), quantised=True),

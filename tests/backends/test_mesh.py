@@ -83,7 +83,7 @@ MORE = {
   'coupled': ['gpt_neox:speculative:1:1x8:queue:gumbel', 't5gemma:opt:1:4x2:batch:gumbel'],
   'coupled schedule': ['decoder:scheduled:1:2x1/1x4:queue:gumbel', 't5:scheduled:1:2x1/1x4:batch'],
   'coupled turns': ['t5:cos of two:1:1x8:batch:gumbel', 'decoder:opt:1:4x2:batch:gumbel'],
-  'kernels': ['t5 on tpus:opt:0:2x4:queue', 't5gemma on tpus:opt:0:4x2:batch'],
+  'kernels': [f't5{kind} on tpus:opt:0:2x4:queue' for kind in ('', ' scanned')] + ['t5gemma on tpus:opt:0:4x2:batch'],
   'few key-value heads': ['decoder:opt:1:1x8:queue', 'grouped on tpus:opt:0:1x8:batch'],
   'log-probabilities': ['decoder:opt:1:2x1/1x4:queue:gumbel:target', 't5:cos of two:1:1x8:batch:gumbel:target'],
   'translated': ['t5:translated:0:2x4:batch', 'decoder:translated:1:2x4:queue'],
