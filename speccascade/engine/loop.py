@@ -108,7 +108,7 @@ def positions(network: Network, width: int, max_new_tokens: int, window: int) ->
   return -(-(start + inputs.bucket(max_new_tokens) + window + 2) // 16) * 16
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3), static_argnames=('cache_len', 'layout'))
+@functools.partial(jax.jit, static_argnames=('network', 'cache_len', 'layout'))
 def prefill(
   network: Network, params: Any, prompt: Prompt, cache_len: int, layout: sharding.Layout = sharding.Layout()
 ) -> Cache:

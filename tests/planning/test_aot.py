@@ -71,8 +71,10 @@ def test_a_round_for_a_tpu_has_no_row_loops_no_cache_copies_and_no_weights_laid_
   pytest.importorskip('libtpu')
   if method == 'one pass':
     pathlib.Path(pair[0]).write_text(json.dumps(SMALL | {'pard_token': 3}))
-  found = run(capsys, '--topology', 'v5e:2x2', '--models', *pair, *ASKED[method], '--batch_size', batch)
+  more = ['--prefill'] if method == 'opt' else []
+  found = run(capsys, '--topology', 'v5e:2x2', '--models', *pair, *ASKED[method], '--batch_size', batch, *more)
   assert (found['row_loops'], found['cache_copies'], found['entry_relayouts']) == (0, 0, 0)
+  assert not more or found['reading_bytes'] > 0
   assert found['collectives'] == {}
   assert found['simulated_cycles'] >= found['floor_cycles'] >= found['traffic_cycles'] > 0
   assert found['argument_bytes'] >= sum(found['arguments'].values()) > 0
