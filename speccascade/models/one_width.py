@@ -3,7 +3,8 @@
 The rounding of a call depends on its shape. At one width and batch no bit of a row's logits depends on their place in
 the window or on the other rows. So with `Sampler(coupling='gumbel')`, or at temperature 0, the text is the same bit by
 bit for each γ, policy, drafter and queue, in any dtype. A call reads the weights once whatever its width, so that this
-costs little where reading them takes the time.
+costs little where reading them takes the time. It takes no leaves: the key of one lies in another slot than that of a
+token of the text, so that its attention is summed up in another order.
 
 Axis letters: B batch, L new tokens, V vocabulary.
 """
@@ -29,10 +30,6 @@ class OneWidth(SameTokens):
   def inner(self) -> Network:
     return self.network
 
-  @property
-  def takes_leaves(self) -> bool:
-    return self.network.takes_leaves
-
   def endless(self) -> 'OneWidth':
     return dataclasses.replace(self, network=self.network.endless())
 
@@ -55,9 +52,7 @@ class OneWidth(SameTokens):
   def empty_cache(self, params: Params, batch: int, slots: int) -> Cache:
     return self.network.empty_cache(params, batch, slots + self.width)
 
-  def extend(
-    self, params: Params, cache: Cache, tokens: Array, positions: Array, leaves: int = 0
-  ) -> tuple[Array, Cache]:
+  def extend(self, params: Params, cache: Cache, tokens: Array, positions: Array) -> tuple[Array, Cache]:
     """Feed tokens [B, L]; return logits [B, L, V] of the tokens after them, and the cache."""
     given = tokens.shape[1]
     spare = self.width - given
@@ -65,16 +60,14 @@ class OneWidth(SameTokens):
       raise ValueError(
         f'a model of one width {self.width} is fed {given} tokens at once: give it a width of {given} or more.'
       )
-    chain = given - leaves
-    after = positions[:, chain - 1 : chain] + 1 + jnp.arange(spare)[None]
-    tokens = jnp.concatenate([tokens[:, :chain], jnp.zeros_like(after), tokens[:, chain:]], 1)
-    positions = jnp.concatenate([positions[:, :chain], after, positions[:, chain:]], 1)
+    after = positions[:, -1:] + 1 + jnp.arange(spare)[None]
+    tokens = jnp.concatenate([tokens, jnp.zeros_like(after)], 1)
+    positions = jnp.concatenate([positions, after], 1)
     tokens, positions = lax.optimization_barrier((tokens, positions))
-    options = dict(leaves=leaves) if leaves else {}
     with jax.named_scope('one_width'):
-      logits, cache = self.network.extend(params, cache, tokens, positions, **options)
+      logits, cache = self.network.extend(params, cache, tokens, positions)
     logits = lax.optimization_barrier(logits)  # what reads a part of them must not change how all are computed
-    return jnp.concatenate([logits[:, :chain], logits[:, chain + spare :]], 1), cache
+    return logits[:, :given], cache
 
 
 def one_width(model: Model, width: int) -> Model:
@@ -82,7 +75,7 @@ def one_width(model: Model, width: int) -> Model:
 
   Args:
     model: The verifier; of a target of several models give each of them so.
-    width: The widest call of the methods that are compared: γ + 2 and the leaves of a round.
+    width: The widest call of the methods that are compared: γ + 2.
 
   Raises:
     ValueError: If the model only drafts, or the width is not positive.
