@@ -3,10 +3,12 @@
 python -m experiments.leaves.chances [--families sums gsm8k multi30k] [--count 32] [--places 150] [--out chances.csv]
 
 The verifier writes texts at T = 1, both models read them, and `theory.acceptance_of_list` is averaged over some of
-their places, of the 1000 likeliest tokens of either model. A chart is written beside the table.
+their places, of the 1000 likeliest tokens of either model. A chart is written beside the table. What is there
+is not measured again.
 """
 
 import argparse
+import csv
 import pathlib
 
 import jax
@@ -68,10 +70,10 @@ def measured(family: str, count: int, places: int) -> dict[str, list[float]]:
   return {s: [float(theory.acceptance_of_list(q, pi, k, s).mean()) for k in CHOICES] for s in SCHEMES}
 
 
-def panel(family: str, found: dict[str, list[float]]) -> Panel:
-  """Return the chart of a family."""
-  curves = enumerate(SCHEMES.items())
-  series = [Series(name, i, [Mark(*at) for at in zip(CHOICES, found[s], strict=True)]) for i, (s, name) in curves]
+def panel(family: str, found: list[dict[str, str]]) -> Panel:
+  """Return the chart of a family's rows."""
+  marks = {row['scheme']: [Mark(k, float(row[f'K={k}'])) for k in CHOICES] for row in found}
+  series = [Series(name, i, marks[scheme]) for i, (scheme, name) in enumerate(SCHEMES.items())]
   return Panel(family, 'choices at a place', "the target's token is among them", series, integer_x=True)
 
 
@@ -83,13 +85,15 @@ def main():
   parser.add_argument('--places', type=int, default=150, help='places of the texts, drawn at random')
   parser.add_argument('--out', type=pathlib.Path, default=pathlib.Path('chances.csv'))
   args = parser.parse_args()
-  panels = []
   for family in args.families:
-    found = measured(family, args.count, args.places)
-    panels.append(panel(family, found))
-    for scheme, chances in found.items():
+    if rows.has(args.out, dict(family=family)):
+      continue
+    for scheme, chances in measured(family, args.count, args.places).items():
       named = {f'K={k}': f'{chance:.3f}' for k, chance in zip(CHOICES, chances, strict=True)}
       rows.append(args.out, dict(family=family, scheme=scheme) | named)
+  with args.out.open(newline='') as opened:
+    found = [*csv.DictReader(opened)]
+  panels = [panel(family, [row for row in found if row['family'] == family]) for family in args.families]
   args.out.with_suffix('.svg').write_bytes(drawing.draw(Chart('', args.out.stem, panels)).svg)
 
 

@@ -103,8 +103,8 @@ class TPU(Backend):
     return [(at, None if bias is None else bias[:, :, at]) for at in spans]
 
   def extend(self, q, k, v, cache, layer, view, bias, **scores):
-    stacked = not isinstance(cache, tuple)
-    pieces = self._pieces(q, cache if stacked else cache[layer], bias)
+    stacked, number = _stacked(cache, layer)
+    pieces = self._pieces(q, stacked, bias)
     if self._plain(q) or view.source is not None or (pieces and view.leaves):
       return super().extend(q, k, v, cache, layer, view, bias, **scores)
     if pieces:
@@ -114,28 +114,26 @@ class TPU(Backend):
         y, cache = self.extend(q[:, at], k[:, at], v[:, at], cache, layer, seen, some, **scores)
         found.append(y)
       return jnp.concatenate(found, 1), cache
-    entry = cache if stacked else {name: x[:, None] for name, x in cache[layer].items()}
     at = dict(first=view.positions[:, 0], length=view.positions[:, 0] + q.shape[1], window=view.window)
-    at['layer'] = layer if stacked else 0
+    at['layer'] = number
     if view.leaves:
       at['positions'] = view.positions
-    y, key, value = self._call(q, entry, bias, {'k': k, 'v': v}, at, causal=True, **scores)
+    y, key, value = self._call(q, stacked, bias, {'k': k, 'v': v}, at, causal=True, **scores)
     entry = {'key': key, 'value': value}
-    if not stacked:
+    if isinstance(cache, tuple):
       entry = (*cache[:layer], {name: x[:, 0] for name, x in entry.items()}, *cache[layer + 1 :])
     return y, entry
 
   def attend(self, q, cache, visible, bias, *, layer=None, **scores):
-    if layer is None or isinstance(cache, tuple):  # else the kernel finds the layer, of which XLA would make a copy
-      cache, layer = {name: x[:, None] for name, x in entry_of(cache, layer).items()}, 0
-    if self._plain(q) or visible.ndim > 1 or self.slots_of(cache) % tpu_attention.BLOCK:
+    stacked, number = _stacked(cache, layer)
+    if self._plain(q) or visible.ndim > 1 or self.slots_of(stacked) % tpu_attention.BLOCK:
       return super().attend(q, cache, visible, bias, layer=layer, **scores)
-    if pieces := self._pieces(q, cache, bias):
+    if pieces := self._pieces(q, stacked, bias):
       attend = functools.partial(self.attend, layer=layer, **scores)
       return jnp.concatenate([attend(q[:, at], cache, visible, some) for at, some in pieces], 1)
     length = visible.astype(jnp.int32)
-    at = dict(first=jnp.zeros_like(length), length=length, window=0, layer=layer)
-    return self._call(q, cache, bias, {}, at, causal=False, **scores)[0]
+    at = dict(first=jnp.zeros_like(length), length=length, window=0, layer=number)
+    return self._call(q, stacked, bias, {}, at, causal=False, **scores)[0]
 
   def _call(self, q, entry, bias, new, at, **settings):
     """Run the kernel, on a mesh for the rows and groups of heads of each device.
@@ -212,6 +210,13 @@ def _pad_last(x: Array, size: int) -> Array:
   return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, size - x.shape[-1]),))
 
 
+def _stacked(cache, layer: Array | int | None):
+  """Return slots with the layers on axis 1, and the number of one, which the kernel finds; XLA would copy it."""
+  if layer is None or isinstance(cache, tuple):
+    return {name: x[:, None] for name, x in entry_of(cache, layer).items()}, 0
+  return cache, layer
+
+
 def _joined(x: Array) -> Array:
   """Return x [B, T, K, D] as [B, T, K·D]."""
   return x.reshape(*x.shape[:2], -1)
@@ -220,7 +225,7 @@ def _joined(x: Array) -> Array:
 def _lanes(x: Array) -> Array:
   """Return x [B, T, K, D] as [B, T, G·P]."""
   packed, lanes = _packing(*x.shape[2:])
-  return _pad_last(x, lanes // packed).reshape(*x.shape[:2], -1)
+  return _joined(_pad_last(x, lanes // packed))
 
 
 def _pack(x: Array) -> Array:
