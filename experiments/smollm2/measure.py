@@ -92,16 +92,18 @@ def add_arguments(parser: argparse.ArgumentParser):
   parser.add_argument('--dtype', default='float32')
 
 
-def method_of(drafter: str, block: int):
+def method_of(drafter: str, block: int, leaves: int = 0):
   """Return speculative decoding with a drafter; lookup that finds nothing drafts nothing."""
   looks = drafter in ('lookup', 'memory')
-  return methods.speculative(block=block, policy=stopping.Fallback(0.5) if looks else stopping.Policy())
+  policy = stopping.Fallback(0.5) if looks else stopping.Policy()
+  return methods.speculative(block=block, policy=policy, leaves=leaves)
 
 
 def main():
   """Measure what is missing, a line each."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   add_arguments(parser)
+  parser.add_argument('--leaves', type=int, default=0, help='next choices beside a draft, at T = 0 or with one noise (0)')
   parser.add_argument('--samplers', nargs='+', choices=SAMPLERS, default=['0', '0.7', '1'])
   parser.add_argument('--batch_size', type=int, default=8)
   args = parser.parse_args()
@@ -115,12 +117,12 @@ def main():
       alone = None  # the model's own texts, once something is compared with them
       for drafter in args.drafters:
         key = dict(drafter=drafter, prompts=name, sampler=sampler, dtype=args.dtype, block=args.block)
-        key |= dict(tokens=args.tokens if ids else 0, batch_size=args.batch_size)
+        key |= dict(tokens=args.tokens if ids else 0, batch_size=args.batch_size, leaves=args.leaves)
         if rows.has(args.out, key):
           continue
         made = drafter_of(drafter, model, ids)
         run = functools.partial(decode, prompts=asked, sampler=SAMPLERS[sampler], **size)
-        out = run(method_of(drafter, args.block), [made, model])
+        out = run(method_of(drafter, args.block, args.leaves), [made, model])
         if exact and alone is None:
           alone = run(methods.autoregressive(), [model]).tokens
         row = row_of(out, alone, args.block)

@@ -21,9 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from speccascade.backends.ops import take
+from speccascade.backends.ops import gathered_take, take
 from speccascade.drafters.hidden import Head, Reading, shifted
 from speccascade.drafters.medusa import MASK, Medusa
+from speccascade.models.base import Base
 from speccascade.models.t5 import T5
 from speccascade.train.batches import Batch
 from speccascade.types import Array, Cache, checked_int, Model, Network, Params, Prompt
@@ -138,10 +139,13 @@ def _read(network: Network, params: Params, batch: Batch, beyond: int = 0, kept:
     cache = prefill(network, params, prompt, width + beyond)
   positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
   given = params, cache, tokens, positions
-  logits, cache, *states = network.observe(*given, kept) if kept else network.extend(*given)
-  if network.start_id is None:
-    logits = jnp.take_along_axis(logits, slots[:, :, None], axis=1)
-  return _Text(tokens, positions, slots, logits, cache, states[0] if kept else None)
+  if not isinstance(network, Base):
+    logits, cache = network.extend(*given)
+    return _Text(tokens, positions, slots, gathered_take(logits, slots), cache, None)
+  _, cache, states = network.observe(*given, (*kept, -1))  # all logits are not used, nor computed: only the target's
+  *others, last = jnp.split(states, len(kept) + 1, -1)
+  states = jnp.concatenate(others, -1) if kept else None
+  return _Text(tokens, positions, slots, network.scores(params, gathered_take(last, slots)), cache, states)
 
 
 def _source(network: T5, params: Params, prompt: Prompt, width: int) -> Cache:
