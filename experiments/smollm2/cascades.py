@@ -4,7 +4,8 @@ python -m experiments.smollm2.cascades OUT.csv --drafters OUT/draft/model --spec
 
 The arguments are those of `measure`. Each row is a method, a drafter and a temperature over all prompts: tokens a
 round, calls of the verifier a token, and the mean log-probability of a text's tokens under the verifier alone, at
-temperature 1 without filters; the first and the last with an interval over texts. Rows that are there are not measured again.
+temperature 1 without filters; the first and the last with an interval over texts. Rows that are there are not measured
+again.
 """
 
 import argparse
