@@ -105,7 +105,7 @@ STATED = ('facts', 'lowered', 'for_networks', 'only', 'run', 'reads', 'told', 'f
 
 SURFACE = {  # what may only fall; a rise is written here
   'flags': 82,  # plan --acceptance, which reads what engines record; plan --leaves
-  'settings': 149,
+  'settings': 150,  # train.Job.frequent
   'gin names': 116,
   'gin files': 44,  # drafters of a chat model
   'words of prose': 48_000,  # leaves, targets of several models, rollouts, what engines record, a chat model's drafters

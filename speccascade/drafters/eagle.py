@@ -169,10 +169,14 @@ class EagleModule(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Eagle(Head):
-  """An EAGLE head or an MTP layer; `write` [V] of its parameters numbers the tokens that it drafts, -1 for others."""
+  """An EAGLE head or an MTP layer; `write` [V] of its parameters numbers the tokens that it drafts, -1 for others.
+
+  Where `spreads` is not set there is no `write`, and logits are of the D tokens alone, as training takes them.
+  """
 
   config: HeadConfig
   dtype: str = 'float32'
+  spreads: bool = dataclasses.field(default=True, kw_only=True, repr=False)
 
   def __post_init__(self):
     object.__setattr__(self, 'mask_token', self.config.mask_token)
@@ -209,13 +213,13 @@ class Eagle(Head):
     if not self.own_scores:
       return read.scores(x), features, cache
     logits = self.module.apply({'params': params}, x, method='scores')
-    if self.config.draft_vocab:
+    if self.config.draft_vocab and self.spreads:
       logits = self.backend.spread(logits, params['write'])
     return logits, features, cache
 
   def init(self, key: Array) -> Params:
     params = super().init(key)
-    if self.config.draft_vocab:
+    if self.config.draft_vocab and self.spreads:
       ids = jnp.arange(self.vocab_size, dtype=jnp.int32)
       params['write'] = jnp.where(ids < self.config.draft_vocab, ids, -1)
     return params
@@ -223,4 +227,4 @@ class Eagle(Head):
   def _init(self) -> Params:
     params = self.module.init({}, self.empty({}, 1, 1), method='visit')['params']
     written = blocks.Drawn(jnp.zeros(self.vocab_size, jnp.int32), (None,))
-    return params | ({'write': written} if self.config.draft_vocab else {})
+    return params | ({'write': written} if self.config.draft_vocab and self.spreads else {})

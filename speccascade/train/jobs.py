@@ -4,13 +4,16 @@ A config binds `train.jobs`, a list of `@train.Job()`; tasks, rules, models and 
 `large` of `--out=OUT` is in OUT/large; a later job can name it as its teacher or start.
 """
 
+import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
+import itertools
 import os
 from pathlib import Path
 from typing import Any
 
 import gin
+import jax
 from jax.sharding import Mesh
 
 from speccascade import embedded
@@ -20,6 +23,7 @@ from speccascade.data import tokenizers
 from speccascade.data.examples import Task
 from speccascade.drafters import one_pass
 from speccascade.drafters.eagle import Eagle, HeadConfig
+from speccascade.drafters.frequent import frequent
 from speccascade.drafters.medusa import Medusa, MedusaConfig
 from speccascade.evaluate import config, tasks
 from speccascade.host import gin_files
@@ -33,7 +37,7 @@ from speccascade.train.loop import Settings, train
 from speccascade.train.losses import Distillation
 from speccascade.train.optimizers import Optimizer
 from speccascade.train.vocabulary import learned_vocabulary
-from speccascade.types import Model, Network
+from speccascade.types import checked_int, Model, Network
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Job:
     tokenizer: Path of the tokenizer to save with the model; None takes that of `start` or else of `teacher`.
     teacher: The model to distil: an earlier job's name, the path of a checkpoint, or a `Checkpoint`.
     companion: The companion of speculative verification, likewise; `train.Distillation.companion` is its weight.
+    frequent: How many tokens a head of EAGLE-3 scores, those that are the most frequent in what is learned; 0 for all.
     mask_token: The token by which the network is trained to draft in one pass, as `drafters.one_pass` takes it.
     start: The model with the initial parameters, likewise.
     mesh: Mesh to train on; `mesh.shape = {'data': 2, 'model': 4}` sets it for all jobs.
@@ -67,8 +72,10 @@ class Job:
   rules: Any = None
   companion: str | Checkpoint | None = None
   mask_token: int | None = None
+  frequent: int = 0
 
   def __post_init__(self):
+    checked_int('frequent', self.frequent, 0)
     if self.network is None and self.start is None:
       raise ValueError(f'job {self.name} has no network: give one, or start, a model whose network it is to have')
     for given in (self.teacher, self.start, self.companion):
@@ -89,10 +96,15 @@ class Job:
     teacher = self._model(out, self.teacher)
     tokenizer = self.tokenizer or next((x.tokenizer for x in (start, teacher) if x and x.tokenizer), None)
     tokenizer = tokenizer and tokenizers.load(tokenizer)
+    task = self.task() if callable(self.task) else self.task
+    if self.frequent:
+      head = start or Model(network.init(jax.random.key(self.settings.seed)), network)
+      start = self._cut(head, task, tokenizer, teacher)
+      network = start.network
     return train(
       out / self.name,
       network,
-      data.pairs(self.task() if callable(self.task) else self.task, tokenizer),
+      data.pairs(task, tokenizer),
       self.settings,
       tokenizer=tokenizer,
       start=start and (lambda: start),
@@ -102,6 +114,17 @@ class Job:
       rules=self.rules,
       echo=echo,
     )
+
+  def _cut(self, start: Model, task, tokenizer: tokenizers.Tokenizer | None, teacher: Model | None) -> Model:
+    """Return a head over the tokens that are the most frequent in the targets of a task."""
+    if not isinstance(start.network, Eagle):
+      raise ValueError(f'job {self.name}: frequent={self.frequent} is of heads of EAGLE-3: leave it 0')
+    if not isinstance(task, Task | Sequence):
+      raise ValueError(f'job {self.name}: frequent={self.frequent} needs a list whose tokens it can count: leave it 0')
+    learned = itertools.islice(data.pairs(task, tokenizer), len(task.examples if isinstance(task, Task) else task))
+    counts = collections.Counter(token for _, target in learned for token in target)
+    ids = [token for token, _ in counts.most_common(self.frequent)]
+    return frequent(start.replace(name=self.name), ids, teacher)
 
   def _model(self, out: Path, given: str | Checkpoint | None, **settings) -> Model | None:
     """Return the model of an earlier job or of a checkpoint, in float32, on the mesh."""

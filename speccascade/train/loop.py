@@ -28,7 +28,7 @@ import tqdm
 from speccascade.backends import sharding
 from speccascade.checkpoints import digests, hf
 from speccascade.data import tokenizers
-from speccascade.drafters.eagle import Eagle
+from speccascade.drafters.eagle import Eagle, HeadConfig
 from speccascade.drafters.hidden import beside, Head
 from speccascade.drafters.medusa import Medusa
 from speccascade.host import interrupt, multihost, storage, streams
@@ -145,13 +145,18 @@ def train(
   start = start() if donated else start
   _check(name, network, settings, start, teacher, companion)
   on = mesh or sharding.mesh({sharding.DATA: jax.device_count()})
-  run = _Run(out, network, settings, on, rules, [teacher, companion], echo)
+  trained, initial, write = network, start, None
+  if isinstance(network, Eagle) and network.config.draft_vocab:  # which tokens it scores is given, not trained
+    trained = dataclasses.replace(network, spreads=False)
+    write = start.params['write']
+    initial = start.replace(params={key: x for key, x in start.params.items() if key != 'write'})
+  run = _Run(out, trained, settings, on, rules, [teacher, companion], echo, write)
   tokenizer = None if tokenizer is None else tokenizers.load(tokenizer)
   with out.locked():
     out.clean()
     identity = _identity(network, settings, tokenizer, start=start, teacher=teacher, companion=companion)
     _check_identity(out, identity)
-    params = run(pairs, start, donated)
+    params = run(pairs, initial, donated) | ({} if write is None else {'write': write})
     if mesh is None:
       params = jax.device_put(multihost.to_host(params), jax.local_devices()[0])
     model = Model(params, network, tokenizer, name)
@@ -164,9 +169,18 @@ class _Run:
   """A run on a mesh: its state is made or restored, and trained to the last step."""
 
   def __init__(
-    self, out: RunDir, network: Network, settings: Settings, mesh: Mesh, rules, others: Sequence[Model | None], echo
+    self,
+    out: RunDir,
+    network: Network,
+    settings: Settings,
+    mesh: Mesh,
+    rules,
+    others: Sequence[Model | None],
+    echo,
+    write: jax.Array | None = None,
   ):
     self._out = out
+    self._drafted = None if write is None else _ids_of(np.asarray(write))
     self._network = network
     self._settings = settings
     self._mesh = mesh
@@ -242,7 +256,8 @@ class _Run:
     others = [x.replace(params=layout.put(x.params, on, copy=False)) for x, on in placed] or [None]
     distillation = settings.distillation or Distillation() if self._others else None
     names = ('drafting', 'microbatches', 'remat')
-    options = {name: getattr(settings, name) for name in names} | {'shardings': self._shardings}
+    options = {name: getattr(settings, name) for name in names}
+    options |= {'shardings': self._shardings, 'drafted': self._drafted}
     step = make_step(self._network, self._transform, distillation, **options)
     previous = ()
     try:
@@ -267,6 +282,11 @@ class _Run:
       jax.block_until_ready(state)  # a process that exits while its device computes may crash
       raise
     return state
+
+
+def _ids_of(write: np.ndarray) -> tuple[int, ...]:
+  """Return the ids of tokens by their numbers [V], which are -1 for those without one."""
+  return tuple(np.argsort(write, kind='stable')[np.count_nonzero(write < 0) :].tolist())
 
 
 def _initial(network: Network, key: jax.Array) -> Params:
@@ -377,6 +397,8 @@ def _check(name: str, network: Network, settings: Settings, start, teacher, comp
     raise ValueError('a companion needs a weight, train.Distillation.companion, and that a companion: give both')
   if isinstance(network, Head):
     _check_head(name, network, teacher)
+  if isinstance(network, Eagle) and network.config.draft_vocab:
+    _check_drafted(name, network.config, settings, start)
   for other in (teacher, companion):
     if (
       not isinstance(network, Head)
@@ -395,8 +417,18 @@ def _check_head(name: str, network: Head, teacher: Model | None) -> None:
   if not isinstance(network, Eagle | Medusa):
     raise ValueError(f'{name} is a {type(network).__name__}, which is read, not trained: train an Eagle or a Medusa')
   beside(Model({}, network, name=name), teacher)  # raises where they do not fit
-  if isinstance(network, Eagle) and network.config.draft_vocab:
-    raise ValueError(f'{name}: draft_vocab={network.config.draft_vocab} is read, not trained; leave it 0')
+
+
+def _check_drafted(name: str, config: HeadConfig, settings: Settings, start: Model | None) -> None:
+  """Raise for a head over some tokens that does not know which, or whose loss needs all."""
+  if start is None:
+    raise ValueError(
+      f'{name}: draft_vocab={config.draft_vocab} does not say which tokens: leave it 0 and give train.Job.frequent, or '
+      'start with a head that drafters.frequent has cut'
+    )
+  d = settings.distillation or Distillation()
+  if repr(d) != repr(Distillation(d.distance, d.weight)):
+    raise ValueError(f'{name} scores {config.draft_vocab} tokens, and {d} is of all: leave rule and companion out')
 
 
 def _check_sizes(start: Network, network: Network) -> None:

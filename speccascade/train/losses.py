@@ -110,6 +110,7 @@ def loss(
   distillation: Distillation | None = None,
   companion: Model | None = None,
   drafting: Drafting | None = None,
+  drafted: tuple[int, ...] | None = None,
 ) -> tuple[Array, dict[str, Array]]:
   """Return the loss of a batch.
 
@@ -121,6 +122,8 @@ def loss(
     distillation: How to distil; forward KL by default.
     companion: The companion of speculative verification, for its gap.
     drafting: How a drafter of several tokens is trained.
+    drafted: The ids [D] of the tokens that a head scores, of others it has no logit; the cross-entropy is of texts'
+      tokens among them. The teacher's chances are those over all tokens.
 
   Returns:
     The loss, and its parts by name: cross-entropy, accuracy and, with a teacher, the distance and the acceptance; with
@@ -128,17 +131,29 @@ def loss(
   """
   said = forced(network, params, batch, teacher, drafting)
   labels = jnp.take_along_axis(jnp.asarray(batch.target), said.at, axis=1)
+  among = said
+  if drafted is not None:
+    write = np.full(network.vocab_size, -1)
+    write[np.array(drafted)] = np.arange(len(drafted))
+    labels = jnp.asarray(write, jnp.int32)[labels]
+    among = said.replace(weight=jnp.where(labels < 0, 0.0, said.weight))
   parts = {
-    'cross_entropy': said.mean(optax.softmax_cross_entropy_with_integer_labels(said.logits, labels)),
+    'cross_entropy': among.mean(optax.softmax_cross_entropy_with_integer_labels(said.logits, jnp.maximum(labels, 0))),
     'accuracy': said.mean((said.logits.argmax(-1) == labels).astype(jnp.float32)),
   }
   if teacher is None:
     return parts['cross_entropy'], parts
   taught = logits_of(teacher.network, teacher.params, batch) if said.taught is None else said.taught
   others = [taught] if companion is None else [taught, logits_of(companion.network, companion.params, batch)]
-  fixed = [jax.lax.stop_gradient(take(x, said.at)) for x in others]
   d = distillation or Distillation()
-  parts |= {name: said.mean(x) for name, x in _distilled(d, said.logits, *fixed).items()}
+  if drafted is None:
+    fixed = [jax.lax.stop_gradient(take(x, said.at)) for x in others]
+    found = _distilled(d, said.logits, *fixed)
+  else:
+    p = jax.lax.stop_gradient(take(jax.nn.log_softmax(taught)[..., np.array(drafted)], said.at))
+    log_q = jax.nn.log_softmax(said.logits)
+    found = {'acceptance': accepted(jnp.exp(log_q), jnp.exp(p)), d.distance: DISTANCES[d.distance](p, log_q)}
+  parts |= {name: said.mean(x) for name, x in found.items()}
   value = d.weight * parts[d.distance] + (1 - d.weight) * parts['cross_entropy']
   if said.apart is not None:
     parts['features'] = said.mean(said.apart)

@@ -31,6 +31,7 @@ def make_step(
   microbatches: int = 1,
   remat: bool = False,
   shardings: State | None = None,
+  drafted: tuple[int, ...] | None = None,
 ) -> Callable[..., tuple[State, dict[str, Array]]]:
   """Return the jitted step: (state, batch, teacher, companion=None) -> (state, parts of the loss).
 
@@ -42,13 +43,14 @@ def make_step(
     microbatches: Parts of a batch whose gradients are computed one after another.
     remat: Recompute each layer in the backward pass, which then needs memory for the layers' inputs alone.
     shardings: Shardings of the state; None for those of its arrays.
+    drafted: The ids of the tokens that a head scores; None for all.
   """
 
   @functools.partial(jax.jit, donate_argnums=0, out_shardings=None if shardings is None else (shardings, None))
   def step(state, batch: Batch, teacher: Model | None, companion: Model | None = None):
     def objective(params, some):
       with nn.intercept_methods(_recompute_layers()) if remat else contextlib.nullcontext():
-        value, parts = loss(network, params, some, teacher, distillation, companion, drafting)
+        value, parts = loss(network, params, some, teacher, distillation, companion, drafting, drafted)
       return value, {'loss': value, **parts}
 
     gradient_of = functools.partial(_mean_gradient, microbatches=microbatches) if microbatches > 1 else _gradient

@@ -189,6 +189,60 @@ def test_the_parts_of_the_loss_of_a_head():
   assert float(even) != pytest.approx(float(plain), rel=1e-3)
 
 
+@pytest.mark.full
+def test_a_head_over_some_tokens_has_the_loss_of_its_logits_over_all():
+  verifier, ids = model('decoder'), (2, 3, 5, 8, 9)
+  head = drafters.frequent(drafter("eagle3 with the verifier's scores", 'decoder'), ids, verifier)
+  narrow = dataclasses.replace(head.network, spreads=False)
+  params = {name: x for name, x in head.params.items() if name != 'write'}
+  drafted = tuple(np.flatnonzero(np.asarray(head.params['write']) >= 0).tolist())
+  batch = collate(PAIRS, (8,))
+  for distance, of in losses.DISTANCES.items():
+    d = Distillation(distance)
+    _, parts = losses.loss(narrow, params, batch, verifier, d, drafted=drafted)
+    said = forcing.forced(head.network, head.params, batch, verifier)
+    log_q = jax.nn.log_softmax(said.logits)[..., np.array(drafted)]
+    assert np.isin(said.logits.argmax(-1), drafted).all()
+    p = jax.nn.log_softmax(jnp.take_along_axis(said.taught, said.at[..., None], 1))[..., np.array(drafted)]
+    assert float(parts[distance]) == pytest.approx(float(said.mean(of(p, log_q))), rel=1e-5)
+    rate = jnp.minimum(jnp.exp(p), jnp.exp(log_q)).sum(-1)
+    assert float(parts['acceptance']) == pytest.approx(float(said.mean(rate)), rel=1e-5)
+    labels = jnp.take_along_axis(jnp.asarray(batch.target), said.at, 1)
+    inside = np.isin(labels, drafted)
+    weight = jnp.where(inside, said.weight, 0.0)
+    ce = -jnp.take_along_axis(jax.nn.log_softmax(said.logits), labels[..., None], -1)[..., 0]
+    wanted = jnp.where(inside, ce * weight, 0.0).sum() / weight.sum()
+    assert float(parts['cross_entropy']) == pytest.approx(float(wanted), rel=1e-5)
+
+
+@pytest.mark.full
+def test_a_job_trains_a_head_over_the_most_frequent_tokens(tmp_path):
+  network, verifier = HEADS["eagle3 with the verifier's scores"], model('decoder')
+  hf.write(tmp_path / 'verifier', verifier)
+  job = jobs.Job('head', network, [*PAIRS] * 8, settings(), teacher=str(tmp_path / 'verifier'), frequent=4)
+  trained = job.run(tmp_path, quiet)
+  drafted = np.flatnonzero(np.asarray(trained.params['write']) >= 0)
+  counts = np.bincount(np.concatenate([target for _, target in PAIRS]), minlength=12)
+  ended = sorted(trained.network.eos_ids)
+  assert set(ended) <= set(drafted.tolist()) and trained.network.config.draft_vocab == drafted.size
+  assert counts[drafted].min() >= np.sort(counts)[-4]
+  again = speccascade.load(tmp_path / 'head' / 'model')
+  assert np.array_equal(np.asarray(again.params['write']), np.asarray(trained.params['write']))
+  kernel = again.params['logits_dense']['kernel']
+  assert np.allclose(kernel, trained.params['logits_dense']['kernel']) and kernel.shape == (16, drafted.size)
+  assert not np.allclose(kernel, verifier.params['token_embedder']['embedding'][drafted].T)  # it learned
+  how = dict(prompts=[[3, 4, 1]], sampler=Sampler(0.0), max_new_tokens=12)
+  alone = decode(methods.autoregressive(), [verifier], **how)
+  assert decode(methods.speculative(block=3), [again, verifier], **how).tokens == alone.tokens
+  with pytest.raises(ValueError, match=having('frequent=4', 'EAGLE-3')):
+    dataclasses.replace(job, name='one', network=DECODER).run(tmp_path, quiet)
+  with pytest.raises(ValueError, match=having('frequent=4', 'a list')):
+    dataclasses.replace(job, name='other', task=iter(PAIRS)).run(tmp_path, quiet)
+  with pytest.raises(ValueError, match=having('rule')):
+    d = Distillation('log_acceptance', rule='opt:0.1')
+    dataclasses.replace(job, name='third', settings=settings(distillation=d)).run(tmp_path, quiet)
+
+
 def test_what_cannot_be_trained_is_named(tmp_path):
   head, of_part = HEADS['eagle'], HeadConfig('eagle3', LAYER, (0, 1, 1), states=3, draft_vocab=5)
   wide = Eagle(HeadConfig('eagle', dataclasses.replace(LAYER, embed_dim=24), (-1,)))
