@@ -103,9 +103,7 @@ def main():
   """Measure what is missing, a line each."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   add_arguments(parser)
-  parser.add_argument(
-    '--leaves', type=int, default=0, help='beside a draft, with one noise (0)'
-  )
+  parser.add_argument('--leaves', type=int, default=0, help='beside a draft, with one noise (0)')
   parser.add_argument('--samplers', nargs='+', choices=SAMPLERS, default=['0', '0.7', '1'])
   parser.add_argument('--batch_size', type=int, default=8)
   args = parser.parse_args()
