@@ -21,7 +21,7 @@ from speccascade.drafters.hidden import Head
 from speccascade.drafters.medusa import Medusa, MedusaConfig
 from speccascade.host.errors import RunError
 from speccascade.models.decoder import DecoderConfig, Span
-from speccascade.train import forcing, jobs, losses
+from speccascade.train import forcing, jobs, loop, losses
 from speccascade.train.batches import collate
 from speccascade.train.forcing import Drafting
 from speccascade.train.loop import train
@@ -213,6 +213,10 @@ def test_a_head_over_some_tokens_has_the_loss_of_its_logits_over_all():
     ce = -jnp.take_along_axis(jax.nn.log_softmax(said.logits), labels[..., None], -1)[..., 0]
     wanted = jnp.where(inside, ce * weight, 0.0).sum() / weight.sum()
     assert float(parts['cross_entropy']) == pytest.approx(float(wanted), rel=1e-5)
+
+
+def test_a_head_has_its_tokens_in_the_order_of_their_numbers():
+  assert loop._ids_of(np.array([-1, 2, -1, 0, 1])) == (3, 4, 1)
 
 
 @pytest.mark.full
