@@ -18,10 +18,10 @@ import numpy as np
 from experiments.helpers import families, rows
 from experiments.leaves.measure import NEW_TOKENS
 from speccascade import decode, methods, Sampler, theory
-from speccascade.engine import inputs
+from speccascade.decode import scoring
 from speccascade.evaluate.report import drawing
 from speccascade.evaluate.report.charts import Chart, Mark, Panel, Series
-from speccascade.types import Model
+from speccascade.types import Array
 
 CHOICES = (1, 2, 3, 5, 9)
 LIKELIEST = 1000  # the formula of one noise takes the square of their number
@@ -33,24 +33,9 @@ SCHEMES = {  # the names of `theory.acceptance_of_list`
 }
 
 
-def laws(model: Model, prompts: list[np.ndarray], outputs: list[list[int]]) -> np.ndarray:
-  """Return a model's distributions [N, V] at all places of all outputs."""
-  network = model.network
-  read = inputs.pad(prompts, len(prompts), max(map(len, prompts)))
-  width = max(map(len, outputs))
-  start = network.start_id
-  before = [prompt[-1] if start is None else start for prompt in prompts]
-  tokens = np.array([[t, *out, *[0] * (width - len(out))][:width] for t, out in zip(before, outputs, strict=True)])
-  first = read.length - 1 if start is None else np.zeros_like(read.length)
-  positions = jnp.asarray(first[:, None] + np.arange(width)[None])
-
-  @jax.jit
-  def law(params):
-    cache = network.prefill(params, read, read.tokens.shape[1] + width)
-    return jax.nn.softmax(network.extend(params, cache, jnp.asarray(tokens), positions)[0])
-
-  found = np.asarray(law(model.params), np.float64)
-  return np.concatenate([x[: len(out)] for x, out in zip(found, outputs, strict=True)])
+def laws(logits: Array, tokens: Array) -> Array:
+  """Return both models' distributions [B, L, 2, V] at the places of texts."""
+  return jnp.moveaxis(jax.nn.softmax(logits), 0, 2)
 
 
 def measured(family: str, count: int, places: int) -> dict[str, list[float]]:
@@ -58,9 +43,8 @@ def measured(family: str, count: int, places: int) -> dict[str, list[float]]:
   models, prompts = families.pair(family), families.prompts(family, count, 'val')
   how = dict(max_new_tokens=NEW_TOKENS[family], sampler=Sampler(1.0), batch_size=16, seed=0)
   outputs = [list(map(int, row)) for row in decode(methods.autoregressive(1), models, prompts, **how).tokens]
-  read = inputs.encode(models, prompts)
-  vocab = inputs.vocabulary(models)
-  q, pi = (laws(model, read, outputs)[:, :vocab] for model in models)
+  found = np.concatenate(scoring.read(models, prompts, outputs, laws)).astype(np.float64)
+  q, pi = found[:, 0], found[:, 1]
   some = np.random.default_rng(0).permutation(len(q))[:places]
   likeliest = np.argsort(-np.maximum(q[some], pi[some]))[:, :LIKELIEST]
   q, pi = (np.take_along_axis(x[some], likeliest, -1) for x in (q, pi))

@@ -26,9 +26,9 @@ TARGETS = {
 CASES = [('the verifier', t) for t in (0.0, 0.7, 1.0)] + [(target, 1.0) for target in [*TARGETS][1:]]
 
 
-def tokens_a_round(stats) -> tuple[float, float]:
-  """Return emitted tokens over rounds, and half of its 95 % interval."""
-  emitted, rounds = (np.asarray(x, float) for x in (stats.emitted, stats.rounds))
+def tokens_a_round(emitted, rounds) -> tuple[float, float]:
+  """Return tokens over rounds of texts, and half of its 95 % interval."""
+  emitted, rounds = (np.asarray(x, float) for x in (emitted, rounds))
   some = np.random.default_rng(0).integers(0, emitted.size, (2000, emitted.size))
   low, high = np.quantile(emitted[some].sum(1) / rounds[some].sum(1), (0.025, 0.975))
   return emitted.sum() / rounds.sum(), (high - low) / 2
@@ -61,7 +61,7 @@ def main():
         method = TARGETS[target](block=args.block, leaves=leaves)
         how = dict(max_new_tokens=NEW_TOKENS[family], batch_size=16, seed=0)
         stats = decode(method, models, prompts, sampler=sampler, **how).stats
-        tokens, half = tokens_a_round(stats)
+        tokens, half = tokens_a_round(stats.emitted, stats.rounds)
         hits = stats.hits.sum() / stats.rounds.sum()
         rows.append(args.out, key | dict(tokens_a_round=f'{tokens:.3f}', half=f'{half:.3f}', hits=f'{hits:.3f}'))
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.helpers import families, rows
-from experiments.leaves.measure import NEW_TOKENS
+from experiments.leaves.measure import NEW_TOKENS, tokens_a_round
 import speccascade
 from speccascade import decode, methods, Sampler
 from speccascade.data import files
@@ -126,10 +126,8 @@ def main():
         counts = np.bincount(np.concatenate(texts), minlength=MOST + 1)
         chances = counts[:MOST] / counts.sum()
         for draft, (nodes, chain) in drafts(args.nodes, args.leaves, args.block).items():
-          tokens, rounds = replay(texts, tree(chances, nodes, args.block, chain))
-          some = np.random.default_rng(0).integers(0, len(tokens), (2000, len(tokens)))
-          low, high = np.quantile(tokens[some].sum(1) / rounds[some].sum(1), (0.025, 0.975))
-          number = dict(tokens_a_round=f'{tokens.sum() / rounds.sum():.3f}', half=f'{(high - low) / 2:.3f}')
+          tokens, half = tokens_a_round(*replay(texts, tree(chances, nodes, args.block, chain)))
+          number = dict(tokens_a_round=f'{tokens:.3f}', half=f'{half:.3f}')
           rows.append(args.out, key | dict(scheme=scheme, draft=draft) | number)
 
 

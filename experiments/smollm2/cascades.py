@@ -10,14 +10,11 @@ again.
 
 import argparse
 
-import numpy as np
-
-from experiments.helpers import rows
+from experiments.helpers import counted, rows
 from experiments.smollm2 import measure, prompts
 import speccascade
 from speccascade import decode, methods, rules, Sampler
 from speccascade.decode import scoring
-from speccascade.evaluate import intervals
 from speccascade.types import Model
 
 RULES = {  # of each the α, from the verifier to the drafter
@@ -44,17 +41,10 @@ def methods_of(block: int) -> dict[str, tuple]:
 
 def row_of(out, asked: list, verifier: Model) -> dict[str, float]:
   """Return what is measured of decoded texts."""
-  weights = intervals.draws(0, len(asked))
-
-  def mean(name: str, over, under) -> dict[str, float]:
-    over, under = np.asarray(over, float), np.asarray(under, float)
-    low, high = intervals.interval((weights @ over) / (weights @ under))
-    return {name: over.sum() / under.sum(), f'{name}_low': low, f'{name}_high': high}
-
   stats, texts = out.stats, [x if len(x) else [0] for x in out.tokens]
   scored = scoring.score(methods.autoregressive(), [verifier], asked, texts)
-  row = mean('tokens_per_round', stats.emitted, stats.rounds)
-  row |= mean('logprob', [x.logprobs.sum() for x in scored], [len(x.logprobs) for x in scored])
+  row = counted.ratio('tokens_per_round', stats.emitted, stats.rounds)
+  row |= counted.ratio('logprob', [x.logprobs.sum() for x in scored], [len(x.logprobs) for x in scored])
   row['accepted'] = stats.accepted.sum() / max(stats.tested.sum(), 1)
   return row | {'verifier_calls_per_token': stats.calls[-1].sum() / stats.emitted.sum()}
 

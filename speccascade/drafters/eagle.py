@@ -196,6 +196,11 @@ class Eagle(Head):
     return self.config.scores_itself
 
   @property
+  def _writes(self) -> bool:
+    """Whether it has `write`."""
+    return bool(self.config.draft_vocab) and self.spreads
+
+  @property
   def module(self) -> EagleModule:
     return EagleModule(self.config, self.dtype, self.backend)
 
@@ -204,7 +209,7 @@ class Eagle(Head):
     return cache_lib.empty(self.backend, len(c.spans), batch, c.kv_heads, slots, c.head_dim, self.dtype, False)
 
   def lacks(self, params: Params) -> Array | None:
-    return params['write'] < 0 if self.config.draft_vocab else None
+    return params['write'] < 0 if self._writes else None
 
   def step(self, params: Params, cache: Cache, read: Reading) -> tuple[Array, Array | None, Cache]:
     args = cache, read.tokens, read.embedded(), read.features, read.positions
@@ -213,13 +218,13 @@ class Eagle(Head):
     if not self.own_scores:
       return read.scores(x), features, cache
     logits = self.module.apply({'params': params}, x, method='scores')
-    if self.config.draft_vocab and self.spreads:
+    if self._writes:
       logits = self.backend.spread(logits, params['write'])
     return logits, features, cache
 
   def init(self, key: Array) -> Params:
     params = super().init(key)
-    if self.config.draft_vocab and self.spreads:
+    if self._writes:
       ids = jnp.arange(self.vocab_size, dtype=jnp.int32)
       params['write'] = jnp.where(ids < self.config.draft_vocab, ids, -1)
     return params
@@ -227,4 +232,4 @@ class Eagle(Head):
   def _init(self) -> Params:
     params = self.module.init({}, self.empty({}, 1, 1), method='visit')['params']
     written = blocks.Drawn(jnp.zeros(self.vocab_size, jnp.int32), (None,))
-    return params | ({'write': written} if self.config.draft_vocab and self.spreads else {})
+    return params | ({'write': written} if self._writes else {})

@@ -150,7 +150,7 @@ def train(
     trained = dataclasses.replace(network, spreads=False)
     write = start.params['write']
     initial = start.replace(params={key: x for key, x in start.params.items() if key != 'write'})
-  run = _Run(out, trained, settings, on, rules, [teacher, companion], echo, write)
+  run = _Run(out, trained, settings, on, rules, [teacher, companion], echo, None if write is None else _ids_of(write))
   tokenizer = None if tokenizer is None else tokenizers.load(tokenizer)
   with out.locked():
     out.clean()
@@ -177,10 +177,10 @@ class _Run:
     rules,
     others: Sequence[Model | None],
     echo,
-    write: jax.Array | None = None,
+    drafted: tuple[int, ...] | None = None,
   ):
     self._out = out
-    self._drafted = None if write is None else _ids_of(np.asarray(write))
+    self._drafted = drafted
     self._network = network
     self._settings = settings
     self._mesh = mesh
@@ -284,8 +284,9 @@ class _Run:
     return state
 
 
-def _ids_of(write: np.ndarray) -> tuple[int, ...]:
+def _ids_of(write: jax.Array | np.ndarray) -> tuple[int, ...]:
   """Return the ids of tokens by their numbers [V], which are -1 for those without one."""
+  write = np.asarray(write)
   return tuple(np.argsort(write, kind='stable')[np.count_nonzero(write < 0) :].tolist())
 
 

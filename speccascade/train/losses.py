@@ -151,14 +151,20 @@ def loss(
     found = _distilled(d, said.logits, *fixed)
   else:
     p = jax.lax.stop_gradient(take(jax.nn.log_softmax(taught)[..., np.array(drafted)], said.at))
-    log_q = jax.nn.log_softmax(said.logits)
-    found = {'acceptance': accepted(jnp.exp(log_q), jnp.exp(p)), d.distance: DISTANCES[d.distance](p, log_q)}
+    found = _compared(d, p, jax.nn.log_softmax(said.logits), jnp.exp(p))
   parts |= {name: said.mean(x) for name, x in found.items()}
   value = d.weight * parts[d.distance] + (1 - d.weight) * parts['cross_entropy']
   if said.apart is not None:
     parts['features'] = said.mean(said.apart)
     value = value + drafting.features * parts['features']
   return value + d.companion * parts.get('companion_gap', 0.0), parts
+
+
+def _compared(d: Distillation, p: Array, log_q: Array, pi: Array) -> dict[str, Array]:
+  """Return the distance of q from p, both logarithms, and how often a rule's target π accepts its tokens."""
+  rate = accepted(jnp.exp(log_q), pi)
+  distance = -jnp.log(rate) if d.distance == 'log_acceptance' else DISTANCES[d.distance](p, log_q)
+  return {d.distance: distance, 'acceptance': rate}
 
 
 def _distilled(d: Distillation, logits: Array, *others: Array) -> dict[str, Array]:
@@ -168,11 +174,7 @@ def _distilled(d: Distillation, logits: Array, *others: Array) -> dict[str, Arra
   p = jax.nn.log_softmax(teacher)
   log_q = jax.nn.log_softmax(logits)
   q = jnp.exp(log_q)
-  rate = accepted(q, rules.target(d.rule, (logits, teacher), Sampler()).probs)
-  parts = {
-    d.distance: -jnp.log(rate) if d.distance == 'log_acceptance' else DISTANCES[d.distance](p, log_q),
-    'acceptance': rate,
-  }
+  parts = _compared(d, p, log_q, rules.target(d.rule, (logits, teacher), Sampler()).probs)
   for c in (jax.nn.softmax(x) for x in companion):
     parts |= {'predicted': accepted(q, c), 'companion_gap': companion_gap(q, c, jnp.exp(p))}
   return parts
