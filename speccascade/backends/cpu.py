@@ -72,7 +72,7 @@ class CPU(Backend):
     as_stored = rows.dtype == (jnp.bfloat16 if tiled else jnp.float32)
     if tiled and x.dtype != jnp.bfloat16:
       y = _in_parts(flat, rows)
-    elif as_stored and n <= _FEW and (tiled or n > 1):
+    elif as_stored and n <= _FEW:
       y = _columns(flat.astype(rows.dtype), rows)
     elif as_stored or n > _FEW:
       return super().matmul_rows(x, rows, out_dtype)
@@ -104,16 +104,22 @@ class CPU(Backend):
 def _columns(x: Array, rows: Array) -> Array:
   """Return x · rowsᵀ in float32 for few x [n, in] of the dtype of rows [out, in]."""
   n = x.shape[0]
-  multiple = 16 if rows.dtype == jnp.bfloat16 else 8  # the rows of a tile, or what fills registers
-  padded = jnp.pad(x, ((0, -n % multiple), (0, 0)))
-  return jnp.einsum('ni,oi->on', padded, rows, preferred_element_type=jnp.float32)[:, :n].T
+  width = -(-n // 16) * 16 if rows.dtype == jnp.bfloat16 else _columns_of(n)  # tiles have 16 rows
+  padded = jnp.pad(x, ((0, width - n), (0, 0)))
+  y = jnp.einsum('ni,oi->on', padded, rows, preferred_element_type=jnp.float32)
+  y = lax.optimization_barrier(y)  # transposed within the product, the weights would be its right side
+  return y[:, :n].T
+
+
+def _columns_of(n: int) -> int:
+  """Return the columns of numbers of float32 that n tokens take: as many as fill registers."""
+  return 1 if n == 1 else 4 if n <= 4 else -(-n // 8) * 8
 
 
 def _summed(x: Array, rows: Array) -> Array:
   """Return the same as a sum of products, for short rows."""
   n = x.shape[0]
-  padded = n if n == 1 else 4 if n <= 4 else -(-n // 8) * 8  # columns that fill registers
-  columns = jnp.pad(x, ((0, padded - n), (0, 0))).T
+  columns = jnp.pad(x, ((0, _columns_of(n) - n), (0, 0))).T
   columns, rows = lax.optimization_barrier((columns, rows))  # shared with a sibling, the product would be stored
   columns = columns.astype(jnp.float32)
   rows = rows.astype(jnp.float32)
