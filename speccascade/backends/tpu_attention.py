@@ -95,7 +95,7 @@ def attend(
     compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary')),
     grid_spec=_grid_spec(settings, len(scalars), rows, share, inputs, result),
     cost_estimate=_cost(batch * groups * rows, key, causal),
-    metadata={'cycles': str(_cycles(settings, rows, share, key))},  # which planning.rounds reads
+    metadata={'cycles': str(_cycles(settings, width, rows, share, key))},  # which planning.rounds reads
   )(*scalars, *inputs)
 
 
@@ -131,18 +131,20 @@ def _spans(first: Array, length: Array, window: Array, causal: bool, share: int)
   return seen.reshape(-1, share).min(1), last.reshape(-1, share).max(1)
 
 
-def _cycles(settings: '_Settings', rows: int, share: int, key: Array) -> int:
+def _cycles(settings: '_Settings', width: int, rows: int, share: int, key: Array) -> int:
   """Return about the cycles of a v5e that a call takes, which its schedules count.
 
   A step of the grid has 200, a row of the batch 8 for each register of queries; a block that is visited has 13 for each
-  of them and 22 for each tile of lanes, 94 where a window is merged into it.
+  of them and 22 for each tile of lanes, and 72 more where a part of the window is merged into it.
   """
   batch, _, groups, slots, tile = key.shape
   blocks = slots // BLOCK
   visited = (blocks + 1) / 2 if settings.causal else blocks  # while a text grows, half of them
   registers = groups * rows * tile / (STEP * 128)
-  a_visit = 13 * registers + (94 if settings.writes else 22) * groups * tile / 128
-  return round(batch * (200 * blocks / share + 8 * registers + visited * a_visit))
+  tiles = groups * tile / 128
+  merged = 1 + (width - 1) / BLOCK if settings.writes else 0  # of the visited blocks
+  a_row = 8 * registers + visited * (13 * registers + 22 * tiles) + merged * 72 * tiles
+  return round(batch * (200 * blocks / share + a_row))
 
 
 def _grid_spec(settings: '_Settings', scalars: int, rows: int, share: int, inputs: Sequence[Array], result: Any):
@@ -316,23 +318,29 @@ def _lies_in(j, start, width: int):
 
 
 def _visit(settings: _Settings, row: _Refs, layer, j, start, end, back):
-  """Add a block of slots to the running softmax, with the window merged into it and stored where it lies there."""
-  k = row.key[...]
-  v = row.value[...]  # [G, BLOCK, P]
+  """Add a block of slots to the running softmax; where the window lies in it, it is merged and stored before."""
   width = row.y.shape[0]
-  if settings.writes:
-    k, v = (_merge(x, new[...], start - j * BLOCK) for x, new in zip((k, v), row.new, strict=True))
-
-    @pl.when(_lies_in(j, start, width))
-    def _():
-      row.staging[0][...] = k
-      row.staging[1][...] = v
-      for copy in _copies(row, width, layer, j, start):
-        copy.start()
-
   visible = functools.partial(_visible, settings.causal, j, width, start, end, back, row.positions)
-  queries = row.queries[...].astype(k.dtype)
-  _add(settings, queries, k, v, None if row.bias is None else row.bias[...], visible, row.sums)
+
+  def add(k: Array, v: Array):  # [G, BLOCK, P]
+    bias = None if row.bias is None else row.bias[...]
+    _add(settings, row.queries[...].astype(k.dtype), k, v, bias, visible, row.sums)
+
+  def write_and_add():
+    merged = [_merge(x[...], new[...], start - j * BLOCK) for x, new in zip((row.key, row.value), row.new, strict=True)]
+    for buffer, slots in zip(row.staging[:2], merged, strict=True):
+      buffer[...] = slots
+    for copy in _copies(row, width, layer, j, start):
+      copy.start()
+    add(*merged)
+
+  def add_stored():
+    add(row.key[...], row.value[...])
+
+  if settings.writes:
+    lax.cond(_lies_in(j, start, width), write_and_add, add_stored)
+  else:
+    add_stored()
 
 
 def _visible(causal: bool, j, width: int, start, end, back, positions, shape) -> Array:

@@ -5,6 +5,7 @@ here eight rows stay in VMEM, and are summed register by register.
 """
 
 import functools
+import itertools
 
 import jax
 from jax import lax
@@ -34,33 +35,33 @@ def threshold(keys: Array, limit: Array, low: int, high: int, *, mass: bool, int
   Returns:
     [N, 1].
   """
-  rows, vocab = keys.shape
-  alone = rows == 1  # one row is laid over all rows of a block
-  keys = jnp.pad(keys, ((0, 0), (0, -vocab % (ROWS * _STEP if alone else _STEP))), constant_values=low)
-  keys = keys.reshape(ROWS, -1) if alone else jnp.pad(keys, ((0, -rows % ROWS), (0, 0)), constant_values=low)
-  limit = jnp.pad(jnp.broadcast_to(limit.astype(jnp.float32), (rows, LANES)), ((0, -rows % ROWS), (0, 0)), mode='edge')
+  alone = keys.shape[0] == 1  # one row is laid over all rows of a block
+  if alone:
+    keys = jnp.pad(keys, ((0, 0), (0, -keys.shape[1] % ROWS)), constant_values=low).reshape(ROWS, -1)
+  rows, lanes = keys.shape  # a block may reach beyond the rows, whose numbers do not matter
+  limit = jnp.broadcast_to(limit.astype(jnp.float32), (rows, LANES))
   bounds = pl.BlockSpec((ROWS, LANES), lambda i: (i, 0))
   steps = int(high - low).bit_length()
   found = pl.pallas_call(
     functools.partial(_kernel, low, high, steps, mass, alone),
     out_shape=jax.ShapeDtypeStruct(limit.shape, jnp.int32),
-    grid=(keys.shape[0] // ROWS,),
-    in_specs=[pl.BlockSpec((ROWS, keys.shape[1]), lambda i: (i, 0)), bounds],
+    grid=(pl.cdiv(rows, ROWS),),
+    in_specs=[pl.BlockSpec((ROWS, lanes), lambda i: (i, 0)), bounds],
     out_specs=bounds,
     interpret=interpret,
     name='threshold',
     compiler_params=pltpu.CompilerParams(
-      dimension_semantics=('parallel',), vmem_limit_bytes=2 * ROWS * keys.shape[1] * 4 + _SPARE
+      dimension_semantics=('parallel',), vmem_limit_bytes=2 * ROWS * lanes * 4 + _SPARE
     ),
     cost_estimate=pl.CostEstimate(flops=3 * steps * keys.size, transcendentals=0, bytes_accessed=4 * keys.size),
-    metadata={'cycles': str(_cycles(*keys.shape, steps))},
+    metadata={'cycles': str(_cycles(pl.cdiv(rows, ROWS), lanes, steps))},
   )(keys, limit)
-  return found[:rows, :1]
+  return found[: 1 if alone else rows, :1]
 
 
-def _cycles(rows: int, vocab: int, steps: int) -> int:
+def _cycles(blocks: int, lanes: int, steps: int) -> int:
   """Return about the cycles of a v5e that a call takes: its schedule has 1.5 for a register and 150 for a pass."""
-  return round(rows // ROWS * steps * (1.5 * vocab / LANES + 150))
+  return round(blocks * steps * (1.5 * lanes / LANES + 150))
 
 
 def _kernel(low: int, high: int, steps: int, mass: bool, alone: bool, keys, limit, found):
@@ -71,14 +72,20 @@ def _kernel(low: int, high: int, steps: int, mass: bool, alone: bool, keys, limi
     low, high = bounds
     middle = (low >> 1) + (high >> 1) + (low & high & 1)  # without overflow
 
-    def add(i, sums):
-      some = keys[:, pl.ds(pl.multiple_of(i * _STEP, _STEP), _STEP)]
-      parts = [some[:, k : k + LANES] for k in range(0, _STEP, LANES)]
+    def add(some, sums):  # [ROWS, up to _STEP]
+      parts = [some[:, k : k + LANES] for k in range(0, some.shape[1], LANES)]
       weights = [lax.bitcast_convert_type(x, jnp.float32) if mass else jnp.float32(1) for x in parts]
-      return tuple(s + jnp.where(x > middle, w, 0.0) for s, x, w in zip(sums, parts, weights, strict=True))
+      found = [jnp.where(x > middle[:, : x.shape[1]], w, 0.0) for x, w in zip(parts, weights, strict=True)]
+      found = [jnp.pad(x, ((0, 0), (0, LANES - x.shape[1]))) for x in found]
+      return tuple(s + x for s, x in itertools.zip_longest(sums, found, fillvalue=0.0))
+
+    def step(i, sums):
+      return add(keys[:, pl.ds(pl.multiple_of(i * _STEP, _STEP), _STEP)], sums)
 
     zeros = jnp.zeros((ROWS, LANES), jnp.float32)
-    sums = lax.fori_loop(0, keys.shape[1] // _STEP, add, (zeros,) * (_STEP // LANES))
+    whole = keys.shape[1] // _STEP
+    sums = lax.fori_loop(0, whole, step, (zeros,) * (_STEP // LANES))
+    sums = add(keys[:, whole * _STEP :], sums) if keys.shape[1] % _STEP else sums
     total = sum(sums[1:], sums[0]).sum(1, keepdims=True)
     total = jnp.broadcast_to(total.sum(0, keepdims=True) if alone else total, zeros.shape)
     above = total >= most
