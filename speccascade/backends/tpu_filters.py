@@ -83,9 +83,12 @@ def _kernel(low: int, high: int, steps: int, mass: bool, alone: bool, keys, limi
       return add(keys[:, pl.ds(pl.multiple_of(i * _STEP, _STEP), _STEP)], sums)
 
     zeros = jnp.zeros((ROWS, LANES), jnp.float32)
+    sums = (zeros,) * (_STEP // LANES)
     whole = keys.shape[1] // _STEP
-    sums = lax.fori_loop(0, whole, step, (zeros,) * (_STEP // LANES))
-    sums = add(keys[:, whole * _STEP :], sums) if keys.shape[1] % _STEP else sums
+    if whole:
+      sums = lax.fori_loop(0, whole, step, sums)
+    if keys.shape[1] % _STEP:
+      sums = add(keys[:, whole * _STEP :], sums)
     total = sum(sums[1:], sums[0]).sum(1, keepdims=True)
     total = jnp.broadcast_to(total.sum(0, keepdims=True) if alone else total, zeros.shape)
     above = total >= most
