@@ -101,7 +101,7 @@ class Notes:
     goes_on: Whether it drafts where its model has read all tokens before it, so that other rows sit out.
     needs: How many tokens its model has to read at once.
     usual: The same without rows whose draft ended early because the text did.
-    slots: The slots of the window at which the logits of what it reads begin.
+    slots: The first slots of the window whose logits its model does not know.
     waits: Whether other rows may wait meanwhile.
     beside: Whether the windows of some that wait are still needed.
     behind: Whether in some row tokens are pending before it, or its model has read all.
@@ -141,9 +141,9 @@ class Notes:
 
   def feeds(self, row: RowFacts, model: int, pending: int):
     """Note that a model reads what is committed and so many pending tokens."""
+    self.slots.add(1 - row.unread[model])
     if need := max(row.unread[model] + pending, 0):
       self.needs.add(need)
-      self.slots.add(1 - row.unread[model])
       if not row.closed:
         self.usual.add(need)
 

@@ -100,24 +100,7 @@ def plan(
   call = dict(max_new_tokens=max_new_tokens, sampler=sampler, seed=seed)
   rows = DecodeJob.of(methods.speculative(pair=(0, len(models) - 1)), models, prompts, **call).rows
   models = hidden.attached(models, len(models) - 1)
-  if sharding.apart(models):
-    raise ValueError('a plan is of models on the same devices: give all of them one mesh.')
-  if models[0].network.drafts_only and (predictors or len(models) == 3):
-    raise ValueError(
-      f'{models[0].name} only drafts, and what predicts acceptance is timed with the drafter alone: plan it without '
-      'predictors and a companion.'
-    )
-  if where is not None and (predictors or len(models) == 3):
-    raise ValueError(f'{where}: a schedule needs times of the device itself; plan two models without predictors.')
-  if where is None and not costs and sampler.coupling == 'gumbel':
-    raise ValueError(
-      "coupling='gumbel': rounds are timed with drafts that are accepted by chance; plan with coupling='maximal', or "
-      'for chips elsewhere, as with --topology.'
-    )
-  if leaves and costs:
-    raise ValueError('a round with leaves is timed, and costs are given: leave out one of them.')
-  if predictors or len(models) == 3:
-    DecodeJob.of_models(profiling.scoring_all(1, len(models)), models, sampler)
+  _check_models(models, sampler, predictors, leaves, costs, where)
   _check_requests(rows, sampler)
   measured = _Acceptance(models, rules or {}, predictors, leaves)
   trials = 0 if where is not None else trials
@@ -152,6 +135,39 @@ def plan(
   time.bar.end()
   overlaps = _overlaps(models, measured)
   return PlanReport(origin, tuple(reports), profile, measured.faults, overlaps, tuple(time.left_out))
+
+
+def _check_models(
+  models: Sequence[Model],
+  sampler: sampling.Sampler,
+  predictors: Sequence[Callable],
+  leaves: Sequence[int],
+  costs: Mapping[int, Costs] | None,
+  where: Elsewhere | None,
+):
+  """Refuse what cannot be measured, timed or compiled of models.
+
+  Raises:
+    ValueError: says what.
+  """
+  if sharding.apart(models):
+    raise ValueError('a plan is of models on the same devices: give all of them one mesh.')
+  if models[0].network.drafts_only and (predictors or len(models) == 3):
+    raise ValueError(
+      f'{models[0].name} only drafts, and what predicts acceptance is timed with the drafter alone: plan it without '
+      'predictors and a companion.'
+    )
+  if where is not None and (predictors or len(models) == 3):
+    raise ValueError(f'{where}: a schedule needs times of the device itself; plan two models without predictors.')
+  if where is None and not costs and sampler.coupling == 'gumbel':
+    raise ValueError(
+      "coupling='gumbel': rounds are timed with drafts that are accepted by chance; plan with coupling='maximal', or "
+      'for chips elsewhere, as with --topology.'
+    )
+  if leaves and costs:
+    raise ValueError('a round with leaves is timed, and costs are given: leave out one of them.')
+  if predictors or len(models) == 3:
+    DecodeJob.of_models(profiling.scoring_all(1, len(models)), models, sampler)
 
 
 def _check_requests(rows: Sequence[requests.RequestRow], sampler: sampling.Sampler):

@@ -86,6 +86,16 @@ def test_a_limit_of_ones_own_may_leave_tokens_unread():
   np.testing.assert_allclose(noted[known], expected[known], rtol=1e-5)
 
 
+def test_a_model_that_is_asked_twice_in_a_round_keeps_what_it_knows():
+  mean = functools.partial(rules.weighted, weights=(0.4, 0.6))
+  verify = Verify(rules.bind_combiner(mean), (0, 1), keep=True)
+  method = Method((Propose(0, 1), Score(1, First(0)), Score(1), verify), (0, 1))
+  assert not lower(method).phases[1].aligned  # what it knows of a pending token is not overwritten
+  prompts = [[i % 7, i // 7] for i in range(9)]
+  both = [SMALL, LARGE]
+  assert run(method, both, prompts=prompts).tokens == run(methods.ensemble(mean), both, prompts=prompts).tokens
+
+
 def test_tokens_that_a_phase_of_ones_own_adds_are_verified_together():
   method = Method((Guess(4), Score(1), own(1)), (0, 1))
   assert lower(method).phases[1].widths == (5,) and method.window == 4
