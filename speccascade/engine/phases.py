@@ -279,6 +279,8 @@ class Propose(Phase):
       raise ValueError(f'{self} drafts behind {unread}.')
     if self.leaves and notes.goes_on:
       raise ValueError(f'{self} has leaves and drafts behind pending tokens: leave them out.')
+    if self.leaves and not (len(self.leaves) <= self.n and self.leaves[-1] > 1):
+      raise ValueError(f'{self}: give choices at {self.n} places at most, the last of them 2 or more, as in (3, 2).')
     return self.replace(catch_up=0 if notes.goes_on else notes.need)
 
   @property

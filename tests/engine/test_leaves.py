@@ -206,6 +206,9 @@ def test_leaves_that_make_no_sense_are_refused():
   twice = Method((Propose(0, 2, leaves=(2,)), Score(1), Verify(own, (1,)), Score(1), Verify(own, (1,))), (0, 1))
   with pytest.raises(ValueError, match='which are of rounds with one draft and one test'):
     decode(twice, MODELS, [[1]], max_new_tokens=3)
+  for few in (1,), (2, 2, 2), (2, 1):
+    with pytest.raises(ValueError, match='give choices at 2 places at most, the last of them 2 or more'):
+      decode(Method((Propose(0, 2, leaves=few), Score(1), Verify(own, (1,))), (0, 1)), MODELS, [[1]], max_new_tokens=3)
 
 
 @pytest.mark.full
