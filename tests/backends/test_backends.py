@@ -189,7 +189,9 @@ def test_slots_that_are_not_used_are_not_looked_at():
 
 
 @pytest.mark.parametrize('name', BACKENDS)
-@pytest.mark.parametrize('shape', long_but([[50], [9, 2050], [3, 2048], [2, 3, 50]], [[9, 2050], [3, 2048], [2, 3, 50]]))
+@pytest.mark.parametrize(
+  'shape', long_but([[50], [9, 2050], [3, 2048], [2, 3, 50]], [[9, 2050], [3, 2048], [2, 3, 50]])
+)
 def test_filters_keep_the_tokens_that_plain_xla_keeps(name, shape):
   x = np.random.default_rng(len(shape)).normal(scale=3, size=shape).astype(np.float32)
   x[..., ::3] = np.round(x[..., ::3])  # ties
