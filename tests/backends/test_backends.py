@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import re
 import subprocess
 import sys
 
@@ -344,6 +345,14 @@ def test_products_by_rows_are_the_products(name, dtype, given_in):
   for x, found in zip(given, products(given, rows, wide), strict=True):
     for y in found:
       np.testing.assert_allclose(y, x.astype(np.float32) @ wide, rtol=1e-4, atol=1e-5, err_msg=f'{len(x)} tokens')
+
+
+def test_a_cpu_keeps_weights_on_the_left_of_every_product_of_few_tokens():
+  product = jax.jit(BACKENDS['cpu'].matmul_rows, static_argnums=2)
+  rows = jax.ShapeDtypeStruct((256, 128), jnp.float32)
+  for tokens in (3, 8, 16):
+    compiled = product.lower(jax.ShapeDtypeStruct((tokens, 128), jnp.float32), rows, jnp.float32).compile()
+    assert re.search(r'f32\[256,\d+\]\S* dot\(', compiled.as_text()), f'{tokens} tokens'
 
 
 @pytest.mark.full
