@@ -41,11 +41,12 @@ def threshold(keys: Array, limit: Array, low: int, high: int, *, mass: bool, int
   rows, lanes = keys.shape  # a block may reach beyond the rows, whose numbers do not matter
   limit = jnp.broadcast_to(limit.astype(jnp.float32), (rows, LANES))
   bounds = pl.BlockSpec((ROWS, LANES), lambda i: (i, 0))
+  blocks = pl.cdiv(rows, ROWS)
   steps = int(high - low).bit_length()
   found = pl.pallas_call(
     functools.partial(_kernel, low, high, steps, mass, alone),
     out_shape=jax.ShapeDtypeStruct(limit.shape, jnp.int32),
-    grid=(pl.cdiv(rows, ROWS),),
+    grid=(blocks,),
     in_specs=[pl.BlockSpec((ROWS, lanes), lambda i: (i, 0)), bounds],
     out_specs=bounds,
     interpret=interpret,
@@ -54,7 +55,7 @@ def threshold(keys: Array, limit: Array, low: int, high: int, *, mass: bool, int
       dimension_semantics=('parallel',), vmem_limit_bytes=2 * ROWS * lanes * 4 + _SPARE
     ),
     cost_estimate=pl.CostEstimate(flops=3 * steps * keys.size, transcendentals=0, bytes_accessed=4 * keys.size),
-    metadata={'cycles': str(_cycles(pl.cdiv(rows, ROWS), lanes, steps))},
+    metadata={'cycles': str(_cycles(blocks, lanes, steps))},
   )(keys, limit)
   return found[: 1 if alone else rows, :1]
 

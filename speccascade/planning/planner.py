@@ -150,14 +150,15 @@ def _check_models(
   Raises:
     ValueError: says what.
   """
+  scheduled = predictors or len(models) == 3
   if sharding.apart(models):
     raise ValueError('a plan is of models on the same devices: give all of them one mesh.')
-  if models[0].network.drafts_only and (predictors or len(models) == 3):
+  if models[0].network.drafts_only and scheduled:
     raise ValueError(
       f'{models[0].name} only drafts, and what predicts acceptance is timed with the drafter alone: plan it without '
       'predictors and a companion.'
     )
-  if where is not None and (predictors or len(models) == 3):
+  if where is not None and scheduled:
     raise ValueError(f'{where}: a schedule needs times of the device itself; plan two models without predictors.')
   if where is None and not costs and sampler.coupling == 'gumbel':
     raise ValueError(
@@ -166,7 +167,7 @@ def _check_models(
     )
   if leaves and costs:
     raise ValueError('a round with leaves is timed, and costs are given: leave out one of them.')
-  if predictors or len(models) == 3:
+  if scheduled:
     DecodeJob.of_models(profiling.scoring_all(1, len(models)), models, sampler)
 
 
