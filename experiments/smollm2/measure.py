@@ -22,6 +22,7 @@ from speccascade import decode, drafters, methods, Sampler, stopping
 from speccascade.data import files, spec_bench
 from speccascade.drafters import layerskip, ngram
 from speccascade.drafters.hidden import Head
+from speccascade.models.one_width import one_width
 from speccascade.types import Model
 
 FUNCTION = 'Complete this function.\n\n{prompt}'
@@ -106,9 +107,11 @@ def main():
   parser.add_argument('--leaves', type=int, default=0, help='beside a draft, with one noise (0)')
   parser.add_argument('--samplers', nargs='+', choices=SAMPLERS, default=['0', '0.7', '1'])
   parser.add_argument('--batch_size', type=int, default=8)
+  parser.add_argument('--width', type=int, default=0, help='of every call of the model, for texts equal bit by bit (0)')
   args = parser.parse_args()
   model = speccascade.load(prompts.MODEL, dtype=args.dtype)
   ids = args.frequent and frequent_ids(model, args.frequent, args.tokens)
+  verifier = one_width(model, args.width) if args.width else model
   size = dict(max_new_tokens=args.new_tokens, batch_size=args.batch_size, seed=0)
   for name, asked in sets(args):
     size['max_prompt_tokens'] = -(-max(len(model.tokenizer.chat(x)) for x in asked) // 256) * 256  # few programs
@@ -118,13 +121,14 @@ def main():
       for drafter in args.drafters:
         key = dict(drafter=drafter, prompts=name, sampler=sampler, dtype=args.dtype, block=args.block)
         key |= dict(tokens=args.tokens if ids else 0, batch_size=args.batch_size, leaves=args.leaves)
+        key |= dict(count=args.count, new_tokens=args.new_tokens, width=args.width)
         if rows.has(args.out, key):
           continue
         made = drafter_of(drafter, model, ids)
         run = functools.partial(decode, prompts=asked, sampler=SAMPLERS[sampler], **size)
-        out = run(method_of(drafter, args.block, args.leaves), [made, model])
+        out = run(method_of(drafter, args.block, args.leaves), [made, verifier])
         if exact and alone is None:
-          alone = run(methods.autoregressive(), [model]).tokens
+          alone = run(methods.autoregressive(), [verifier]).tokens
         row = row_of(out, alone, args.block)
         rows.append(args.out, key | {name: f'{number:.4g}' for name, number in row.items()})
 

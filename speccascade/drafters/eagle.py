@@ -187,6 +187,10 @@ class Eagle(Head):
     depth = verifier.depth
     return dataclasses.replace(self, config=dataclasses.replace(self.config, kept=(2, depth // 2, depth - 3)))
 
+  def over(self, count: int) -> 'Eagle':
+    """Return the head with a matrix of its own over so many tokens."""
+    return dataclasses.replace(self, config=dataclasses.replace(self.config, draft_vocab=count, own_scores=True))
+
   @property
   def size(self) -> int:
     return self.config.target_dim or self.config.layer.embed_dim

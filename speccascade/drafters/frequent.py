@@ -158,9 +158,8 @@ def _cut_head(head: Model, tokens: Sequence[int], verifier: Model | None) -> Mod
   """Return a head of EAGLE-3 with a matrix over some tokens, cut out of its own or of the verifier's."""
   if verifier is None:
     raise ValueError(f'{head.name} is a head: give its verifier, too')
-  config = head.network.config
   ids, write = _numbered(tokens, verifier.network)
-  if config.scores_itself:
+  if head.network.own_scores:
     kernel = head.params['logits_dense']['kernel'][:, ids]
   else:
     path = verifier.network.head_path
@@ -169,7 +168,7 @@ def _cut_head(head: Model, tokens: Sequence[int], verifier: Model | None) -> Mod
     if any(getattr(theirs, name) for name in ('final_cap', 'logits_divisor', 'projected_dim')):
       raise ValueError(f'{verifier.name} does not score tokens by its matrix alone: cut a head that has its own')
     kernel = matrix['kernel'][:, ids] if 'kernel' in matrix else matrix['embedding'][ids].T
-  network = dataclasses.replace(head.network, config=dataclasses.replace(config, draft_vocab=len(ids), own_scores=True))
+  network = head.network.over(len(ids))
   params = {**head.params, 'logits_dense': {'kernel': kernel}, 'write': jnp.asarray(write)}
   digest = head.digest and storage.digest(b''.join([head.digest.encode(), write.tobytes()]))
   return head.replace(params=params, network=network, name=f'{head.name}-frequent{len(ids)}', digest=digest)

@@ -40,6 +40,7 @@ def compile_step(
   teacher: Model | None = None,
   companion: Model | None = None,
   rules=None,
+  drafted: tuple[int, ...] | None = None,
 ) -> jax.stages.Compiled:
   """Return the step that `train` runs on a mesh, for the largest width.
 
@@ -50,6 +51,7 @@ def compile_step(
     teacher: The teacher, whose parameters may be shapes.
     companion: The companion, likewise.
     rules: Sharding rules of all networks, as `load` takes them.
+    drafted: The ids of the tokens that a head scores; None for all.
 
   Raises:
     ValueError: the mesh does not divide the network or the batches.
@@ -59,8 +61,8 @@ def compile_step(
   state = layout.of_state('the network', network, transform, mesh, rules)
   others = [other and _placed(other, mesh, rules) for other in (teacher, companion)]
   distillation = None if teacher is None else settings.distillation or Distillation()
-  names = ('drafting', 'microbatches', 'remat')
-  options = {name: getattr(settings, name) for name in names} | {'shardings': layout.shardings(state)}
+  options = {name: getattr(settings, name) for name in ('drafting', 'microbatches', 'remat')}
+  options |= {'shardings': layout.shardings(state), 'drafted': drafted}
   step = make_step(network, transform, distillation, **options)
   source, target = by_size(settings.widths)[-1]
   rows = settings.batch_size
@@ -115,9 +117,12 @@ def report(job: Job, devices: Sequence, jobs: Sequence[Job] = ()) -> Iterator[st
   network = job.network
   if network is None:
     raise ValueError(f'job {job.name}: --compile reads no checkpoint: give the network, as @train.t5()')
+  drafted = None
+  if job.frequent:
+    network, drafted = job.over_frequent(network), tuple(range(job.frequent))
   settings = job.settings
   others = {name: _shapes_of(job, getattr(job, name), jobs) for name in ('teacher', 'companion')}
-  size = measure(compile_step(network, settings, mesh, rules=job.rules, **others))
+  size = measure(compile_step(network, settings, mesh, rules=job.rules, drafted=drafted, **others))
   count = sum(x.size for x in jax.tree.leaves(network.param_shapes()))
   source, target = by_size(settings.widths)[-1]
   yield (

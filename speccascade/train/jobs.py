@@ -115,10 +115,15 @@ class Job:
       echo=echo,
     )
 
+  def over_frequent(self, network: Network) -> Eagle:
+    """Return a head over `frequent` tokens, as training takes it."""
+    if not isinstance(network, Eagle):
+      raise ValueError(f'job {self.name}: frequent={self.frequent} is of heads of EAGLE-3: leave it 0')
+    return dataclasses.replace(network.over(self.frequent), spreads=False)
+
   def _cut(self, start: Model, task, tokenizer: tokenizers.Tokenizer | None, teacher: Model | None) -> Model:
     """Return a head over the tokens that are the most frequent in the targets of a task."""
-    if not isinstance(start.network, Eagle):
-      raise ValueError(f'job {self.name}: frequent={self.frequent} is of heads of EAGLE-3: leave it 0')
+    self.over_frequent(start.network)  # raises for what is no such head
     if not isinstance(task, Task | Sequence):
       raise ValueError(f'job {self.name}: frequent={self.frequent} needs a list whose tokens it can count: leave it 0')
     learned = itertools.islice(data.pairs(task, tokenizer), len(task.examples if isinstance(task, Task) else task))

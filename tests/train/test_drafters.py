@@ -5,6 +5,7 @@ import functools
 import json
 import pathlib
 
+from flax.traverse_util import flatten_dict
 import jax
 import jax.numpy as jnp
 from matching import having
@@ -21,7 +22,7 @@ from speccascade.drafters.hidden import Head
 from speccascade.drafters.medusa import Medusa, MedusaConfig
 from speccascade.host.errors import RunError
 from speccascade.models.decoder import DecoderConfig, Span
-from speccascade.train import forcing, jobs, loop, losses
+from speccascade.train import compiled, forcing, jobs, loop, losses
 from speccascade.train.batches import collate
 from speccascade.train.forcing import Drafting
 from speccascade.train.loop import train
@@ -230,6 +231,9 @@ def test_a_job_trains_a_head_over_the_most_frequent_tokens(tmp_path):
   ended = sorted(trained.network.eos_ids)
   assert set(ended) <= set(drafted.tolist()) and trained.network.config.draft_vocab == drafted.size
   assert counts[drafted].min() >= np.sort(counts)[-4]
+  lines = list(compiled.report(dataclasses.replace(job, frequent=drafted.size), jax.devices()[:1]))
+  size = sum(x.size for name, x in flatten_dict(trained.params).items() if name != ('write',))
+  assert lines[0].startswith(f'{size:,} parameters')
   again = speccascade.load(tmp_path / 'head' / 'model')
   assert np.array_equal(np.asarray(again.params['write']), np.asarray(trained.params['write']))
   kernel = again.params['logits_dense']['kernel']
