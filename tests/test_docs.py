@@ -31,6 +31,7 @@ from speccascade.data.seqio import tasks
 from speccascade.engine.job import DecodeJob
 from speccascade.engine.method import Strategy
 from speccascade.evaluate import config, texts
+from speccascade.host import commands
 from speccascade.models import toy
 
 ROOT = Path(__file__).parents[1]
@@ -39,6 +40,11 @@ DOCS = ROOT / 'docs'
 EXTENDING = ROOT / 'docs' / 'extending.md'
 PAGES = sorted((ROOT / 'docs' / 'methods').glob('*.md'))
 DOCUMENTS = [ROOT / 'README.md', ROOT / 'WORKSPACE.md', *sorted((ROOT / 'docs').rglob('*.md'))]
+OF_OTHERS = {  # options of programs that documents name beside those of the package
+  *('--apply_chat_template', '--device', '--include_path', '--log_samples', '--model', '--model_args', '--tasks'),
+  *('--use_cache', '--ignore-eos', '--logprobs-mode', '--per-request-spec-decode-metrics', '--speculative-config'),
+  *('--accelerator-type', '--command', '--version', '--worker', '--zone', '--no-deps', '--python', '--gin'),
+}
 A_PROFILE = """
 import numpy as np
 from speccascade import methods
@@ -379,6 +385,18 @@ def test_the_reference_has_every_command_and_a_meaning_of_everything_that_it_tak
   _, rows = options.settings('speccascade.evaluate.experiment.Experiment', 'speccascade.Sampler')
   assert ('latency_trials', '3', 'How often each is timed, all points in turn.') in rows
   assert any(line.startswith('   * - ``--gin_file') for line in options.table(*options.flags('run')))
+
+
+def test_every_option_that_a_document_names_is_one_of_a_command(monkeypatch):
+  monkeypatch.syspath_prepend(DOCS)
+  options = importlib.import_module('options')
+  known = {option for action in commands.Parser('', '')._actions for option in action.option_strings} | OF_OTHERS
+  for name in {*speccascade.__main__.COMMANDS} - {'integrations.lm_eval'}:
+    known |= {row[0].split()[0] for row in options.flags(name)[1]}
+  known |= set(re.findall(r"'(--\w+)'", (ROOT / 'scripts' / 'bench.py').read_text()))
+  for document in {*DOCUMENTS} - {ROOT / 'WORKSPACE.md'}:  # which has those of its tests' scripts
+    named = re.findall(r'(?<![\w-])--[a-z][\w-]*', document.read_text())
+    assert {*named} <= known, (document.name, {*named} - known)
 
 
 def test_the_gin_of_the_readme_makes_an_experiment_in_four_lines(tmp_path, monkeypatch):
