@@ -214,6 +214,17 @@ REQUESTS = {
   'dead ends': ({}, {}, leads_nowhere),
 }
 
+MIDDLES = {  # what stands between a model's score and the next phase of a drawn list, of a slot and a test
+  'nothing': lambda score, test: (score,),
+  'a cut': lambda score, test: (score, Truncate(score.model)),
+  'a wait': lambda score, test: (score, Wait(score.model)),
+  'all twice': lambda score, test: (score, Score(score.model)),
+  'the bonus, then all': lambda score, test: (Score(score.model, First(0)), score),
+  'a token, then all': lambda score, test: (Score(score.model, First(1)), Score(score.model)),
+  'a test': lambda score, test: (score, test),
+  'a test, then all': lambda score, test: (score, test, Score(score.model)),
+}
+
 LEAVES = {'none': (), 'two at first': (2,), 'two': (2, 2, 2), 'divided': 3, 'three later': (1, 3, 2)}
 
 AXES = {
@@ -228,6 +239,8 @@ AXES = {
   'budget': lambda: tuple(budgets()),
   'ending': lambda: ('test', 'bonus'),
   'leaves': lambda: tuple(LEAVES),
+  'middle': lambda: tuple(MIDDLES),
+  'kept': lambda: ('no', 'yes'),
   'sampler': lambda: tuple(SAMPLERS),
   'request': lambda: tuple(REQUESTS),
   'text': lambda: ('decoder', 'encoder–decoder'),
@@ -238,6 +251,7 @@ USUAL = dict(
   accept='token_wise',
   policy='Policy',
   leaves='none',
+  middle='nothing',
   sampler='T=1',
   request='plain',
   text='decoder',
@@ -274,7 +288,8 @@ class Hand:
 
 def draw(seed: Any, fixed: Mapping[str, str] = {}) -> Case | None:
   """Return a composition; None where its parts are refused when it is made, or some of `fixed` are not parts of it."""
-  hand = Hand(seed, fixed)
+  listed = {'middle', 'kept'} & fixed.keys()  # which only a drawn list has
+  hand = Hand(seed, {'round': 'drawn'} | fixed if listed else fixed)
   try:
     case = _case(hand)
   except (ValueError, TypeError, Unfit):
@@ -431,7 +446,9 @@ def _phases(hand: Hand, gamma: int, name: str) -> Method:
     return _turns(hand, gamma, slots, verify, policy)
   leaves = methods.speculative(block=gamma, leaves=leaves_for(hand, gamma)).phases[0].leaves
   phases: list[Any] = [Propose(0, gamma, leaves=leaves)]
-  for slot in sorted({*tested, last} - ({0} if hand.some(True, True, False) else set())):
+  scored = sorted({*tested, last} - ({0} if hand.some(True, True, False) else set()))
+  among = hand.some(*scored)
+  for slot in scored:
     limit = None
     if slot == last and hand.some(True, False, False):
       ending = hand('ending')
@@ -439,17 +456,15 @@ def _phases(hand: Hand, gamma: int, name: str) -> Method:
       policy = own if hand('policy') == 'Policy' else policy
     elif hand.some(True, False, False):
       limit = First(hand.some(*range(gamma + 1)))
-    phases.append(Score(slot, limit))
-    if hand.some(*[False] * 2, True):
-      more = (Truncate(slot),), (Wait(slot),), (Score(slot),), (verify(True),), (verify(True), Score(slot))
-      phases += hand.some(*more)
+    middle = MIDDLES[hand('middle') if slot == among else 'nothing']
+    phases += middle(Score(slot, limit), verify(True))
   if hand.some(True, False, False):
     hand.rng.shuffle(phases)
   if hand.some(*[False] * 4, True):
     phases.remove(hand.some(*phases))
   if len(phases) > 4:
     raise Unfit('too many phases')
-  return Method((*phases, verify(hand.some(True, False))), slots, policy)
+  return Method((*phases, verify(hand('kept') == 'yes')), slots, policy)
 
 
 def _combiner(function, models: int):
