@@ -34,7 +34,7 @@ import numpy as np
 import reference
 
 from speccascade import acceptance, methods, Request, rules, Sampler, stopping
-from speccascade.engine.limits import First
+from speccascade.engine.limits import Every, First
 from speccascade.engine.method import Method
 from speccascade.engine.phases import Alternate, Propose, Score, Truncate, Verify, Wait
 from speccascade.models import toy
@@ -449,7 +449,7 @@ def _phases(hand: Hand, gamma: int, name: str) -> Method:
   scored = sorted({*tested, last} - ({0} if hand.some(True, True, False) else set()))
   among = hand.some(*scored)
   for slot in scored:
-    limit = None
+    limit = Every()
     if slot == last and hand.some(True, False, False):
       ending = hand('ending')
       limit, own = _scheduled(hand, gamma - (ending == 'test') or 1, slot, ending)

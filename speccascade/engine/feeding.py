@@ -169,7 +169,8 @@ def commit(context: Context, state: State, c: Commit, *, keep: bool = False) -> 
   valid = jnp.minimum(state.fed, jnp.minimum(right, (after - 1)[:, None]))
   valid = jnp.where(stay[:, None], state.fed, valid)
   if keep:
-    w = jax.tree.map(lambda x: take(x, slot[:, : x.shape[1]] + c.accepted[:, None]) if x.ndim > 1 else x, w)
+    moved = jax.tree.map(lambda x: take(x, slot[:, : x.shape[1]] + c.accepted[:, None]) if x.ndim > 1 else x, w)
+    w = moved.replace(leaves=w.leaves)  # of this round alone
   left = jnp.where(stay, w.size - c.accepted, 0)
 
   live = state.active & (c.tested > 0)

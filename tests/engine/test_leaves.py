@@ -13,6 +13,7 @@ import pytest
 from speccascade import decode, methods, Request, rules, Sampler, theory
 from speccascade.drafters import ngram
 from speccascade.engine import leaves as leafy
+from speccascade.engine.limits import First
 from speccascade.engine.method import Method
 from speccascade.engine.phases import Propose, Score, Verify
 from speccascade.models import toy
@@ -186,6 +187,15 @@ def test_greedy_leaves_stand_in_the_order_that_penalties_make():
   found = decode(methods.speculative(block=1, leaves=(2,)), pair, [[1]], max_new_tokens=40, sampler=sampler)
   assert found.tokens[0] == text[:40]
   assert (found.stats.tested - found.stats.accepted, found.stats.hits) == (rejected, hits)
+
+
+def test_a_test_that_keeps_tokens_moves_no_leaf():
+  phases = Propose(0, 1, leaves=(4,)), Score(1, First(0)), Verify(rules.bind(rules.own), (1,), keep=True)
+  asked = [Request([i % 5, i // 5], logit_bias=RARE, example_id=i) for i in range(8)]
+  how = dict(prompts=asked, sampler=Sampler(coupling='gumbel'), seed=2, max_new_tokens=20)
+  found = decode(Method(phases, (0, 1)), MODELS, **how)
+  assert found.tokens == decode(methods.autoregressive(), MODELS[1:], **how).tokens
+  assert found.stats.hits.sum() > 10
 
 
 # ---- what has no sense ----
