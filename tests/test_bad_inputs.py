@@ -362,7 +362,10 @@ PYTHON = {
   'models by their paths': (lambda _: decoded(models=['PATH/small', 'PATH/large']), ('models', "'PATH/small'")),
   'models=PATH': (lambda _: decoded(models='PATH/small'), 'models=PATH/small'),
   'two models for one': (lambda _: decoded(methods.autoregressive()), ('methods.autoregressive(', '2')),
-  'one model for two': (lambda _: decoded(models=[LARGE]), ('speculative[speculative]', '2 models', '1')),
+  'one model for two': (
+    lambda _: decoded(models=[LARGE]),
+    ('speculative[speculative]', '2 models', 'one was', 'drafter first'),
+  ),
   'two vocabularies': (lambda _: decoded(models=[toy.model(1, 7), LARGE]), ('vocabular', 'toy1', '7', 'toy0', '5')),
   'an encoder–decoder and another': (lambda _: decoded(models=[toy.model(1, encoder=True), LARGE]), 'encoder–decoder'),
   'a prompt of more than the positions': (
@@ -771,7 +774,7 @@ COMMANDS = {
         (['--rule=opt:abc'], ('--rule', 'opt:abc')),
         (['--rule=op:1'], ('--rule', "'op'", 'speculative')),
         (['--rule=chow:2'], ('chow:2', '0 <= alpha <= 1')),
-        (['--rule=opt'], ('needs a value for alpha', 'opt(alpha=…) in a text; see --help')),
+        (['--rule=opt'], ('needs a value for alpha', 'opt:VALUE after --rule; see --help')),
         (['--blocks=a-b'], ('--blocks', "'a-b'")),
         (['--blocks=1-999999999'], ('--blocks', "'1-999999999'", '256')),
         (['--budget=x'], ('--budget', "'x'", '0 for no limit')),
@@ -860,7 +863,7 @@ COMMANDS = {
         ([], ('{tmp}/file, line 1', 'JSON')),
       ]
     ),
-    (['--models', 'a', '--', '{tmp}/file', '{tmp}/out'], ('2', '1')),
+    (['--models', 'a', '--', '{tmp}/file', '{tmp}/out'], ('2', 'one was')),
     (['--models', 'a', 'b', '--', '{tmp}/none', '{tmp}/out'], '{tmp}/none'),
     (['--models', 'a', 'b', '--', '{tmp}/file', 's3://b/x'], 's3://b/x'),
     (['--models', 'a', 'b', '--', '{tmp}/file', '{tmp}/file/x'], ('{tmp}/file/x', 'choose another')),

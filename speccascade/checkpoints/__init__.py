@@ -14,10 +14,11 @@ from speccascade.checkpoints import digests, files, hf, stored, t5x
 from speccascade.checkpoints.hf.family import Family, family, Key
 from speccascade.data import files as data_files
 from speccascade.data import sources, tokenizers
-from speccascade.data.sources import FREQUENT, MTP, WIDTH
-from speccascade.drafters import frequent, frequent_tokens, layerskip
+from speccascade.data.sources import FREQUENT, LOOKUP, MTP, WIDTH
+from speccascade.drafters import frequent, frequent_tokens, layerskip, ngram
 from speccascade.host import packaged, storage
 from speccascade.host.errors import known_as
+from speccascade.host.names import meant
 from speccascade.models.one_width import one_width
 from speccascade.types import check_bits, Model, named_apart
 
@@ -51,9 +52,10 @@ def load(
     path: Folder, GGUF file, hub id, as org/name or org/name@REVISION, name of a model of an installed package
       (smollm2), address in a bucket, as gs://…, of which a copy is cached on this machine, or member of a family, as
       family:sums/draft. With @4 at its end it is the first four layers of that model; `load_all` lets them share the
-      arrays of the complete model. With @mtp it is the model's layer of multi-token prediction, a head; with
-      @frequent=FILE it scores only the tokens that occur in a text file (`drafters.frequent`); with @width=8 each of
-      its calls has eight tokens a row (`models.one_width`).
+      arrays of the complete model. With @lookup it is prompt lookup, a drafter for that model (`drafters.ngram`). With
+      @mtp it is the model's layer of multi-token prediction, a head; with @frequent=FILE it scores only the tokens that
+      occur in a text file (`drafters.frequent`); with @width=8 each of its calls has eight tokens a row
+      (`models.one_width`).
     dtype: Float32, bfloat16 or float16. None is as stored, but float32 on a CPU, which computes many times slower with
       shorter numbers. Int8 is that of the weights alone, with a scale for each output; activations are as with None.
     scan: Stack the layers, so that one layer is compiled for all.
@@ -123,11 +125,13 @@ def load_shared(path, loaded: list, **settings) -> Model:
 
 
 def part_of(model: Model, part: int | str | None) -> Model:
-  """Return the first layers of a model, or it with a head over the tokens of a file or one width; with None all."""
+  """Return the first layers of a model, prompt lookup for it, or it with a cut head or one width; with None all."""
   if part is None:
     return model
   if isinstance(part, int):
     return layerskip.layerskip(model, part)
+  if part == LOOKUP:
+    return ngram.drafter(model).replace(digest=model.digest and _digest_of_part(model.digest, part))
   if part.startswith(WIDTH):
     digest = model.digest and _digest_of_part(model.digest, part)
     return one_width(model, int(part.removeprefix(WIDTH))).replace(digest=digest)
@@ -257,8 +261,9 @@ def _source(path, revision: str | None = None) -> sources.Source:
   if not found.path.is_dir():
     files.check_finished(found.path)
     named = ' or '.join(packaged.MODELS)
+    near = meant(found.path.name, packaged.MODELS)
     raise FileNotFoundError(
-      f'{found.path} does not exist: {_EXPECTED}, a GGUF file, a hub id as org/name, or the name {named}'
+      f'{found.path} does not exist: {_EXPECTED}, a GGUF file, a hub id as org/name, or the name {named}{near}'
     )
   return found
 

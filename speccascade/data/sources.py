@@ -7,8 +7,9 @@ X.gguf  org/name/X.gguf[@REVISION]      a file of llama.cpp, on this machine or 
 smollm2                                 a model of an installed package (`host.packaged`)
 family:NAME/MEMBER                      a model or a file of texts of a family (`data.families`)
 
-After the source of a model stands which part of it is meant: @4, its first four layers; @mtp, its layer of multi-token
-prediction; @frequent=FILE, with a head over the tokens of a file; @width=8, with calls of eight tokens.
+After the source of a model stands which part of it is meant: @4, its first four layers; @lookup, prompt lookup for it;
+@mtp, its layer of multi-token prediction; @frequent=FILE, with a head over the tokens of a file; @width=8, with calls
+of eight tokens.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,11 +25,12 @@ from speccascade.host import packaged, storage
 from speccascade.host.errors import first_line
 
 MTP = 'mtp'
+LOOKUP = 'lookup'
 FREQUENT = 'frequent='
 WIDTH = 'width='
 GGUF = '.gguf'
 STEP = re.compile(r'checkpoint_(\d+)')  # a folder of T5X
-_PART = re.compile(rf'(.+)@(\d+|{MTP}|{FREQUENT}.+|{WIDTH}\d+)')
+_PART = re.compile(rf'(.+)@(\d+|{MTP}|{LOOKUP}|{FREQUENT}.+|{WIDTH}\d+)')
 _HUB = re.compile(rf'([A-Z0-9][\w.-]*/[A-Z0-9][\w.-]*)(?:/(.+\{GGUF}))?(?:@([\w./-]+))?', re.IGNORECASE)
 
 

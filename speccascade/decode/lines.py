@@ -105,12 +105,12 @@ def _token(text: str) -> int:
 # ---- rows ----
 
 
-def record(row: Row, index: int, sample: int) -> dict[str, Any]:
-  """Return a row as JSON, with the number of its line and of its sample."""
+def record(row: Row, method: str, index: int, sample: int) -> dict[str, Any]:
+  """Return a row of a method as JSON, with the number of its line and of its sample."""
   counts = {name: np.asarray(row.stats[name]).tolist() for name in ('calls', 'rounds', 'emitted')}
   line = dict(index=index, sample=sample, text=row.text, tokens=row.tokens, finish_reason=row.finish_reason, **counts)
-  if np.size(row.stats['tested_at']):
-    line['metrics'] = {'speculative_decoding': acceptance_record(row.stats)}
+  if np.any(row.stats['drafted']):
+    line['metrics'] = {'speculative_decoding': acceptance_record(row.stats, method)}
   if row.fault is not None:
     line['fault'] = row.fault
   if row.top_logprobs is not None:  # JSON has no infinity
@@ -183,9 +183,9 @@ class File:
     before = json.loads(before)
     for name, now in header.items() if rows else ():
       if (was := before.get(name)) != now:
-        raise RunError(
-          f'{path} has rows of another run ({name} was {was!r}, now {now!r}): decode with that, or remove it.'
-        )
+        first, then = ('its default' if x is None else repr(x) for x in (was, now))
+        changed = 'the input has changed' if name == 'input' else f'{name} was {first}, now {then}'
+        raise RunError(f'{path} has rows of another run ({changed}): decode as before, or remove it.')
     by_name = {tuple(map(json.loads(row).get, ('index', 'sample'))): row for row in rows}
     if strange := by_name.keys() - set(names):
       raise RunError(f'{path} has a row {min(strange, key=str)}, of which the input has no request; move it away.')
@@ -251,7 +251,7 @@ def decode_to(rows: 'File | Stream', method, models: Sequence[Model], asked: Seq
   bar = Progress('decode', len(every), len(done), unit='texts')
   if len(done) < len(every):
     for i, row in stream(method, models, asked, skip=done, **call):
-      rows.add(record(row, *every[i]))
+      rows.add(record(row, method.name, *every[i]))
       bar.add(1)
 
 

@@ -154,7 +154,7 @@ def check_fits(models, rows, given: int | None):
     raise PromptError(
       longest.source,
       f'prompt {longest.source} has {longest.tokens.size} tokens, and {models[-1].name} was made for {context} '
-      'positions (by its config.json): shorten it, as with truncate=True.',
+      'positions (by its config.json): shorten it, as with truncate=True (--truncate).',
     )
 
 

@@ -108,14 +108,15 @@ class Stats:
   source: Array  # of each output token of each example
 
 
-def acceptance_record(stats: dict[str, Any]) -> dict[str, Any]:
-  """Return the acceptance of a row from its statistics, in the words of serving engines."""
+def acceptance_record(stats: dict[str, Any], method: str) -> dict[str, Any]:
+  """Return the acceptance of a row from its statistics, in the words of serving engines, and its method's name."""
   histogram = np.asarray(stats['accepted_lengths'])
-  lengths = np.arange(histogram.size)
-  steps, accepted = int(histogram.sum()), int(histogram @ lengths)
-  drafted = int(np.asarray(stats['verified_lengths']) @ lengths)
+  steps, drafted = int(histogram.sum()), int(np.sum(stats['drafted']))
+  accepted = int(stats['accepted'])
+  others = int(stats['rounds']) - steps  # rounds in which nothing was tested, of a token each
   return dict(
-    mean_acceptance_length=1 + accepted / max(steps, 1),
+    method=method,
+    mean_acceptance_length=(int(stats['emitted']) - others) / max(steps, 1),
     draft_acceptance_rate=accepted / max(drafted, 1),
     acceptance_histogram=histogram.tolist(),
     num_spec_steps=steps,

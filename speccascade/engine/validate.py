@@ -36,8 +36,10 @@ def check_method(method: Any, models: int):
   if models < method.models or (models > method.models and not method.extra_models):
     example = method.about.choose
     which = f' Say which, as in {example}.' if example and models > method.models else ''
+    which = which or ' Give the drafter first, then the verifier.' * (models == 1)
     count = 'one model' if method.models == 1 else f'{method.models} models'
-    raise ValueError(f'{method.name} decodes with {count}, but {models} were given.{which}')
+    given = 'one was' if models == 1 else f'{models} were'
+    raise ValueError(f'{method.name} decodes with {count}, but {given} given.{which}')
 
 
 def check_sampler(sampler: Any):

@@ -248,6 +248,6 @@ def as_text(report: Mapping[str, Any]) -> str:
   first = f'{best["label"]}: {best["time"]:.2f} of the time of the reference.' if best else none
   guarantee = GUARANTEE.format(error=round(1 - report['confidence'], 10), **report)
   rows = [[(x | {'certified': 'yes' if x['certified'] else 'no'})[key] for key in COLUMNS] for x in report['settings']]
-  title = f'SettingLosses against the reference; bounds hold with probability {1 - report["level"]:.4g}'
+  title = f'Losses against the reference; bounds hold with probability {1 - report["level"]:.4g}'
   table = formats.markdown(dict(title=title, columns=COLUMNS, rows=rows, note=''))
   return '\n\n'.join([first, guarantee, table])

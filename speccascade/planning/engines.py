@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from speccascade import methods
 from speccascade.data import files
 from speccascade.host.errors import RunError
 from speccascade.planning import cost_model
@@ -57,6 +58,9 @@ def rates(given: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
   """
   if not given:
     raise ValueError(f'no record has an {_HISTOGRAM}; serve with --per-request-spec-decode-metrics, or decode here.')
+  plain = methods.speculative().name
+  if others := {str(record['method']) for record in given if record.get('method', plain) != plain}:
+    raise ValueError(f'records of {", ".join(sorted(others))}; give those of plain speculative decoding.')
   width = max(1, *map(_width, given))
   tested, accepted = np.zeros((2, width), np.int64)
   place = np.arange(1, width + 1)
@@ -68,7 +72,8 @@ def rates(given: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
       if record.get('num_draft_tokens', drafted.sum()) < _STEADY * drafted.sum():
         raise ValueError(
           f'{record["num_draft_tokens"]} tokens were drafted in {lengths.size} steps of at most {_width(record)}: '
-          'drafts of several lengths have no rate by position; serve with --per-request-spec-decode-metrics detailed.'
+          'drafts of several lengths have no rate by position; vLLM records each of them with '
+          '--per-request-spec-decode-metrics detailed.'
         )
     elif drafted.size != lengths.size or (drafted < lengths).any():
       raise ValueError(f'per_step_drafted={drafted.tolist()} does not fit per_step_accepted={lengths.tolist()}.')

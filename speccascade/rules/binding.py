@@ -96,6 +96,7 @@ def _declared(bound: tree_util.Partial) -> CombinerFacts:
     if keyword_only and parameter.default is parameter.empty and name not in bound.keywords:
       of = name_of(bound)
       raise ValueError(
-        f'{of} needs a value for {name}: functools.partial({of}, {name}=…) in Python, {of}({name}=…) in a text.'
+        f'{of} needs a value for {name}: functools.partial({of}, {name}=…) in Python, {of}({name}=…) in a config, '
+        f'{of}:VALUE after --rule.'
       )
   return declaration(bound)

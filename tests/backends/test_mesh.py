@@ -124,8 +124,8 @@ def test_every_method_is_the_same_on_every_mesh(family, name):
 @pytest.mark.long
 @pytest.mark.parametrize('family', ['t5', 'decoder'])
 def test_every_rule_is_the_same_on_a_mesh(family):
-  of = lambda i, t: f'{family}:{RULES[i]}:{t}:{MESHES[(i + 2 * t) % 4]}:{("batch", "queue")[i % 2]}'
-  check([of(i, t) for i in range(len(RULES)) for t in (0, 1)])
+  of = lambda i, name, t: f'{family}:{name}:{t}:{MESHES[(i + 2 * t) % 4]}:{("batch", "queue")[i % 2]}'
+  check([of(i, name, t) for i, name in enumerate(RULES) for t in (0, 1)])
 
 
 @pytest.mark.long

@@ -22,7 +22,7 @@ from speccascade.backends import cpu
 from speccascade.checkpoints import hf, t5x
 from speccascade.checkpoints.checkpoint import Checkpoint
 from speccascade.data import gguf, sources, tokenizers
-from speccascade.drafters import layerskip
+from speccascade.drafters import layerskip, ngram
 from speccascade.engine import state
 from speccascade.host import storage
 from speccascade.models.layers import stack_layers
@@ -77,6 +77,15 @@ def test_a_path_may_mean_the_first_layers_which_share_the_arrays(tmp_path):
   assert checkpoints.load(tmp_path / 'deep@1').name == 'deep@1'
   with pytest.raises(FileNotFoundError, match='deep'):
     checkpoints.load(f'{saved}@2')
+
+
+def test_a_path_may_mean_prompt_lookup_for_its_model(tmp_path, model):
+  saved = hf.write(tmp_path / 'deep', model)
+  drafter, verifier = checkpoints.load_all([f'{saved}@lookup', saved])
+  assert isinstance(drafter.network, ngram.NGram) and drafter.network.vocab_size == verifier.network.vocab_size
+  assert checkpoints.digest(f'{saved}@lookup') == drafter.digest == f'{verifier.digest}@lookup'
+  given = [Checkpoint(f'{saved}@lookup'), Checkpoint(str(saved))]
+  assert [c.load(None).digest for c in given] == [drafter.digest, verifier.digest]
 
 
 @pytest.fixture
@@ -141,7 +150,8 @@ def test_an_activation_is_given_to_t5x_alone(folders):
 
 def test_a_path_that_is_nothing_says_what_was_found_and_expected(tmp_path):
   message = _error(tmp_path / 'nowhere', FileNotFoundError)
-  assert says(message, f'{tmp_path}/nowhere', 'Hugging Face', 'org/name')
+  assert says(message, f'{tmp_path}/nowhere', 'Hugging Face', 'org/name') and 'mean' not in message
+  assert 'did you mean smollm2?' in _error(tmp_path / 'smolm2', FileNotFoundError)
   assert says(_error(tmp_path, ValueError), 'empty', 'Hugging Face')
   (tmp_path / 'notes.txt').write_text('x')
   assert f'{tmp_path}/notes.txt is a file' in _error(tmp_path / 'notes.txt', NotADirectoryError)

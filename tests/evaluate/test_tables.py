@@ -192,7 +192,8 @@ def test_the_verdict_names_the_fastest_point_of_those_that_keep_the_quality():
   token = [at_one('Token', 0.5, 28.4, 1.6), at_one('Token', 0.7, 28.0, 1.95), at_one('Token', 0.9, 27.9, 2.4)]
   (alone,) = verdict(*token, at_one('OPT', 0.1, 27.0, 3.0))
   assert alone == (
-    "T = 1: Token at α = 0.7 has at least the large model's BLEU at 1.95× (1.91 … 1.99); no other curve does."
+    "T = 1: Token at α = 0.7 has at least the large model's BLEU on these 50 examples at 1.95× (1.91 … 1.99); "
+    'no other curve does.'
   )
   (two,) = verdict(*token, at_one('OPT', 0.1, 28.0, 1.5), at_one('slow', 0.1, 30.0, 0.9))
   assert two.endswith('; so has OPT at α = 0.1 at 1.50× (1.46 … 1.54).')
@@ -202,11 +203,11 @@ def test_the_verdict_names_the_fastest_point_of_those_that_keep_the_quality():
 
 def test_the_verdict_says_where_no_point_is_faster_and_nothing_where_nothing_was_timed():
   (none,) = verdict(at_one('Token', 0.7, 27.0, 2.0), at_one('OPT', 0.1, 29.0, 0.8))
-  assert none == "T = 1: No point is faster and has at least the large model's BLEU."
+  assert none == "T = 1: No point is faster and has at least the large model's BLEU on these 50 examples."
   assert verdict(at_one('Token', 0.7, 27.0)) == verdict() == []
   points = [at_one('ensemble', quality=28.0, ratio=1.0), at_one('CoS', quality=28.5, ratio=1.2)]
   (said,) = tables.verdicts(made.results(points, reference='ensemble'))
-  assert said == 'T = 1: CoS has at least the BLEU of ensemble at 1.20× (1.16 … 1.24).'
+  assert said == 'T = 1: CoS has at least the BLEU of ensemble on these 50 examples at 1.20× (1.16 … 1.24).'
 
 
 def test_the_brief_table_has_how_far_intervals_reach():

@@ -16,7 +16,7 @@ from matching import having, says
 import numpy as np
 import pytest
 
-from speccascade import decode, drafters, embedded, methods, plan, Request, Sampler
+from speccascade import decode, drafters, embedded, methods, plan, Request, rules, Sampler
 from speccascade.decode import __main__ as command
 from speccascade.drafters.eagle import Eagle, HeadConfig
 from speccascade.drafters.layerskip import layerskip
@@ -564,11 +564,29 @@ def test_a_plan_speaks_of_its_acceptance_in_the_words_of_vllm():
   assert made == {'speculative, batch 1': expected}
 
 
+def rows_of(out):
+  """Return the statistics of each row."""
+  table = {field.name: getattr(out.stats, field.name) for field in dataclasses.fields(out.stats)}
+  by_model = {name: x.T if name in stats.PER_MODEL else x for name, x in table.items() if name != 'source'}
+  return [{name: x[i] for name, x in by_model.items()} for i in range(len(out.tokens))]
+
+
+def test_the_record_of_a_cascade_has_no_more_accepted_than_drafted_tokens_and_is_no_acceptance_for_a_plan():
+  method = methods.speculative(functools.partial(rules.opt, alpha=0.6), block=3)
+  out = decode(method, pair(), PROMPTS, max_new_tokens=40, sampler=Sampler(1.0))
+  recorded = [stats.acceptance_record(row, method.name) for row in rows_of(out)]
+  for i, record in enumerate(recorded):
+    assert 0 < record['draft_acceptance_rate'] <= 1 and record['num_draft_tokens'] == out.stats.drafted[:, i].sum()
+    assert record['mean_acceptance_length'] == pytest.approx(out.stats.emitted[i] / out.stats.rounds[i])
+  with pytest.raises(ValueError, match=having('speculative[opt]', 'plain')):
+    engines.rates(recorded)
+
+
 def test_a_plan_takes_the_acceptance_that_an_engine_recorded(tmp_path):
   out = decode(methods.speculative(block=3), pair(), PROMPTS, max_new_tokens=40, sampler=Sampler(1.0))
-  rows = [{name: getattr(out.stats, name)[i] for name in ('accepted_lengths', 'verified_lengths')} for i in range(8)]
-  recorded = [stats.acceptance_record(row) for row in rows]
+  recorded = [stats.acceptance_record(row, methods.speculative().name) for row in rows_of(out)]
   for i, record in enumerate(recorded):
+    assert record['mean_acceptance_length'] == pytest.approx(out.stats.emitted[i] / out.stats.rounds[i])
     assert sum(record['acceptance_histogram']) == record['num_spec_steps'] <= out.stats.rounds[i]
     assert record['num_accepted_draft_tokens'] == out.stats.accepted[i] <= record['num_draft_tokens']
   file = tmp_path / 'served.jsonl'

@@ -96,6 +96,7 @@ def _verdict(results: dict, title: str, points: Sequence[PointResult]) -> str | 
     return None
   name = pts.metric_name(metric)
   wanted = f"the large model's {name}" if results['reference'] == pts.LARGE else f'the {name} of {results["reference"]}'
+  wanted = f'{wanted} on these {judged[0].examples} examples'
   fastest: dict[str, PointResult] = {}
   for p in sorted(judged, key=lambda p: -p.ratio):
     if reaches(p) and p.ratio > 1:
