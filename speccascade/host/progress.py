@@ -83,7 +83,7 @@ class _Lines:
     self._stream = stream
 
   def write(self, text: str):
-    if text := text.strip():
+    if text := text.replace('\x1b[A', '').strip():  # by which tqdm goes up from a bar below another
       self._stream.write(f'{text}\n')
 
   def flush(self):

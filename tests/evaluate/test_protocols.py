@@ -527,6 +527,18 @@ def test_progress_writes_lines_now_and_then_where_there_is_no_terminal():
   assert lines[0].endswith('[00:30<00:30,  0.13 examples/s, opt]')
 
 
+def test_a_bar_below_another_writes_lines_of_text_alone():
+  log = Stream(False)
+  outer, inner = (progress.Progress(name, 1, stream=log) for name in ('quality', 'programs'))
+  for bar in inner, outer:
+    bar.add(1)
+    bar.end()
+  assert [line.split(' [')[0] for line in log.getvalue().splitlines()] == [
+    'programs: 1/1 examples',
+    'quality: 1/1 examples',
+  ]
+
+
 def test_progress_leaves_out_time_and_counts_what_is_added_to_it(monkeypatch):
   log = Stream(False)
   bar = progress.Progress('plan', 1, stream=log)
