@@ -205,6 +205,8 @@ def test_the_verdict_says_where_no_point_is_faster_and_nothing_where_nothing_was
   (none,) = verdict(at_one('Token', 0.7, 27.0, 2.0), at_one('OPT', 0.1, 29.0, 0.8))
   assert none == "T = 1: No point is faster and has at least the large model's BLEU on these 50 examples."
   assert verdict(at_one('Token', 0.7, 27.0)) == verdict() == []
+  (nothing,) = verdict(at_one('Token', 0.7, 0.0, 2.0))
+  assert nothing == 'T = 1: The BLEU is 0 at every point; examples.jsonl has the outputs: does the metric fit them?'
   points = [at_one('ensemble', quality=28.0, ratio=1.0), at_one('CoS', quality=28.5, ratio=1.2)]
   (said,) = tables.verdicts(made.results(points, reference='ensemble'))
   assert said == 'T = 1: CoS has at least the BLEU of ensemble on these 50 examples at 1.20× (1.16 … 1.24).'

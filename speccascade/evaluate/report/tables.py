@@ -95,6 +95,8 @@ def _verdict(results: dict, title: str, points: Sequence[PointResult]) -> str | 
   if not judged or metric in pts.DESCRIPTIONS:
     return None
   name = pts.metric_name(metric)
+  if not any(p.quality_of(metric) for p in judged):
+    return f'{title}: The {name} is 0 at every point; examples.jsonl has the outputs: does the metric fit them?'
   wanted = f"the large model's {name}" if results['reference'] == pts.LARGE else f'the {name} of {results["reference"]}'
   wanted = f'{wanted} on these {judged[0].examples} examples'
   fastest: dict[str, PointResult] = {}
