@@ -29,12 +29,12 @@ def nothing_compiled():
   jax.clear_caches()
 
 
-def off(name, method=None, setting=None):
+def off(name, method=None, setting=None, tokens=3):
   """Return the distance of a method's exact distribution to the lockstep distribution, and of its sum to 1."""
   own, models, step = METHODS[name]
   setting = setting or {}
-  distribution = emitted_distribution(method or own, models, PROMPT, 3, Sampler(**setting))
-  return max(distance(distribution, reference.joint_distribution(step(models, **setting), PROMPT, 3)))
+  distribution = emitted_distribution(method or own, models, PROMPT, tokens, Sampler(**setting))
+  return max(distance(distribution, reference.joint_distribution(step(models, **setting), PROMPT, tokens)))
 
 
 def late(name, method=None, rows=20_000):
@@ -144,7 +144,7 @@ def test_discarding_a_token_for_what_it_is_is_caught():
   # The published speculative verification drops the first token that it does not verify and draws another.
   method, models, _ = METHODS['sv_exact']
   phases = (*method.phases[:3], Truncate(2), method.phases[3])
-  assert off('sv_exact', method.replace(phases=phases)) > 0.003
+  assert off('sv_exact', method.replace(phases=phases), tokens=2) > 0.003  # its numbers are of a round: many
 
 
 @pytest.mark.long
