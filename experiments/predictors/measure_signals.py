@@ -98,19 +98,27 @@ def area(accept: np.ndarray, chance: np.ndarray) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class HeldOut(plans.Profile):
-  """A profile whose predictions are those that were held out."""
+class HeldOut:
+  """A fit of samples whose chances [N] were held out."""
 
-  def gains(self, name: str) -> np.ndarray:
-    """Return the chances [N] that a predictor gives."""
-    return self.samples[f'chance {name}']
+  chances: np.ndarray
+
+  def predict(self, *_) -> np.ndarray:
+    """Return the chances, whatever the signals are."""
+    return self.chances
+
+  def check(self):
+    """Accept any chances, as a table of a companion does its own."""
 
 
-def drafting(profile: plans.Profile, tokens: int, flat: bool) -> HeldOut:
-  """Return a profile whose drafter, if it is flat, gives so many tokens in the time of one."""
+def drafting(profile: plans.Profile, tokens: int, flat: bool) -> plans.Profile:
+  """Return a profile of what was held out, whose drafter, if it is flat, gives so many tokens in the time of one."""
   share = tokens if flat else 1
   steps = {batch: (draft / share, *others) for batch, (draft, *others) in profile.steps.items()}
-  return HeldOut.of(profile.table, profile.origin, profile.samples, profile.times, steps)
+  known = ((name.partition(' '), x) for name, x in profile.samples.items())
+  fits = {name: HeldOut(x) for (kind, _, name), x in known if kind == 'chance'}
+  samples = {name: fit.chances for name, fit in fits.items()} | profile.samples  # 'A alone' is no name of a sample
+  return plans.Profile.of(fits.get('companion'), profile.origin, samples, profile.times, steps, fits=fits)
 
 
 def speeds(samples: Mapping[str, np.ndarray], trio: Trio, batch: int, flat: bool) -> dict[str, str]:

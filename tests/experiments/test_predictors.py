@@ -38,7 +38,7 @@ def test_a_curve_and_a_table_that_were_held_out_tell_what_there_is_to_tell():
 @pytest.mark.long
 def test_speeds_are_over_plain_decoding_and_a_better_predictor_is_no_slower():
   some = samples()
-  known = {name: some[name] for name in ('drawn_q', 'max_q')}
+  known = {name: some[name] for name in ('drawn_q', 'max_q')} | {'companion': some['a'], 'A alone': some['a']}
   some |= {f'chance {name}': x for name, x in known.items()}
   times = measure_signals.compiled_times.PassTimes
   trio = Trio(times((1, 2), (0.02, 0.02), 0), times((1, 2), (0.0, 0.0), 0), times((8, 512), (1.0, 30.0), 0), True)
