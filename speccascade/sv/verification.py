@@ -318,8 +318,9 @@ class Scheduled(Limit):
 
   def choice(self, state: State) -> Array:
     """Return how many tokens of each row the budget gives [B]."""
-    draft = self.draft(state, self.most)
-    scored = (iota(self.most) < (state.window.size - self.spare)[:, None]) & state.active[:, None]
+    slots = min(self.most, state.window.source.shape[1])  # a round may draft less than it was made for
+    draft = self.draft(state, slots)
+    scored = (iota(slots) < (state.window.size - self.spare)[:, None]) & state.active[:, None]
     return self.budget(jnp.where(scored, self.predictor(self.carry(state.policy), draft), 0), state.active)
 
   def draft(self, state: State, slots: int) -> stopping.Draft:

@@ -136,7 +136,7 @@ def test_rows_of_other_settings_or_another_input_are_refused_by_name(tmp_path, c
   assert header['speccascade'] and header['device'] == jax.devices()[0].device_kind
   capsys.readouterr()
   assert run(source, output, '--temperature', '0.5') == 1
-  assert says(capsys.readouterr().err, 'temperature', 'None', '0.5')
+  assert says(capsys.readouterr().err, 'temperature', 'its default', '0.5')
   assert run(source, output, '--rule', 'opt:0.2') == 1
   assert says(capsys.readouterr().err, 'rule', 'opt:0.1', 'opt:0.2')
   write(source, ['A cat runs.'])

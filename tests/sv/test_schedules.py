@@ -11,14 +11,15 @@ import pytest
 import test_verification
 from tiers import long_but
 
-from speccascade import decode, methods, Request, Sampler, sampling, stopping
+from speccascade import decode, methods, Request, rules, Sampler, sampling, stopping
 from speccascade.backends.ops import take1
 from speccascade.check import enumeration
 from speccascade.drafters import ngram, one_pass
 from speccascade.engine.job import DecodeJob
 from speccascade.engine.limits import Limit
 from speccascade.engine.lowering import lower
-from speccascade.engine.phases import Propose, Score
+from speccascade.engine.method import Method
+from speccascade.engine.phases import Propose, Score, Verify
 from speccascade.models import toy
 from speccascade.sv import predictors
 from speccascade.sv.plans import Profile
@@ -132,6 +133,16 @@ def test_a_schedule_keeps_the_distribution_where_the_table_says_so(signal, budge
   assert off < 1e-6 if exact(signal, budget, numbers, ending) else off > 1e-3
   if numbers == keyed(method):
     assert method.keeps_distribution == exact(signal, budget, numbers, ending)
+
+
+@pytest.mark.parametrize('drafted', [0, 1])
+def test_a_schedule_may_be_made_for_more_tokens_than_a_round_drafts(drafted):
+  made = methods.scheduled(predictors.margin, 3, budget=Stale(TopK(2)), ending='bonus')
+  score = next(phase for phase in made.phases if isinstance(phase, Score))
+  draft = [Propose(0, drafted)] if drafted else []
+  method = Method((*draft, score, Verify(rules.bind(rules.own), (1,))), (0, 1), made.policy)
+  how = dict(prompts=[[0], [1], [0, 1]], sampler=Sampler(coupling='gumbel'), max_new_tokens=8)
+  assert decode(method, PAIR, **how).tokens == decode(methods.autoregressive(), PAIR[1:], **how).tokens
 
 
 # ---- the counter-examples, with their numbers ----
