@@ -131,12 +131,13 @@ def part_of(model: Model, part: int | str | None) -> Model:
   if isinstance(part, int):
     return layerskip.layerskip(model, part)
   if part == LOOKUP:
-    return ngram.drafter(model).replace(digest=model.digest and _digest_of_part(model.digest, part))
-  if part.startswith(WIDTH):
-    digest = model.digest and _digest_of_part(model.digest, part)
-    return one_width(model, int(part.removeprefix(WIDTH))).replace(digest=digest)
-  ids = frequent_tokens(model, data_files.read_text(part.removeprefix(FREQUENT)).splitlines(keepends=True))
-  return frequent(model, ids).replace(digest=_digest_of_part(model.digest, part))
+    made = ngram.drafter(model)
+  elif part.startswith(WIDTH):
+    made = one_width(model, int(part.removeprefix(WIDTH)))
+  else:
+    lines = data_files.read_text(part.removeprefix(FREQUENT)).splitlines(keepends=True)
+    made = frequent(model, frequent_tokens(model, lines))
+  return made.replace(digest=model.digest and _digest_of_part(model.digest, part))
 
 
 def _digest_of_part(complete: str, part: int | str | None) -> str:
