@@ -6,20 +6,25 @@ python -m experiments.smollm2.measure OUT.csv --drafters lookup smollm2@6 OUT/dr
 A drafter is `lookup`, `memory` (lookup in the outputs before, too), or the path of a model or of a head; with
 `--frequent FILE` models and EAGLE-3's heads score the `--tokens` most frequent tokens of the texts in the outputs FILE
 alone. Each row of OUT.csv is a drafter, a set of prompts and a sampler; rows that are there are not measured again.
-Greedy and coupled texts are compared with those of the model alone.
+Greedy and coupled texts are compared with those of the model alone; `gap` says of greedy ones how far the model's
+log-probabilities of two tokens are apart at most where texts begin to differ.
 """
 
 import argparse
 from collections.abc import Iterator
 import functools
 import json
+import math
 from pathlib import Path
+
+import numpy as np
 
 from experiments.helpers import counted, rows
 from experiments.smollm2 import prompts
 import speccascade
 from speccascade import decode, drafters, methods, Sampler, stopping
 from speccascade.data import files, spec_bench
+from speccascade.decode import scoring
 from speccascade.drafters import layerskip, ngram
 from speccascade.drafters.hidden import Head
 from speccascade.models.one_width import one_width
@@ -71,6 +76,21 @@ def frequent_ids(model: Model, path: str, count: int) -> list[int]:
   """Return the most frequent tokens of the outputs of a decode, of those so far where it goes on."""
   texts = (json.loads(line).get('text') for line in files.lines(path))
   return drafters.frequent_tokens(model, filter(None, texts), count)
+
+
+def gap(model: Model, asked: list, texts: list, others: list) -> float:
+  """Return how far the log-probabilities of two tokens are apart at most, of pairs of texts the first that differ."""
+  pairs = [pair for pair in zip(asked, texts, others, strict=True) if pair[1] != pair[2]]
+  if not pairs:
+    return 0.0
+  starts = [next(i for i, (a, b) in enumerate(zip(*pair[1:])) if a != b) + 1 for pair in pairs]  # both have so many
+
+  def last(which: int) -> np.ndarray:
+    some = [pair[which][:start] for pair, start in zip(pairs, starts, strict=True)]
+    scores = scoring.score(methods.autoregressive(), [model], [pair[0] for pair in pairs], some)
+    return np.array([x.logprobs[-1] for x in scores])
+
+  return np.abs(last(1) - last(2)).max()
 
 
 def row_of(out, alone: list | None, block: int) -> dict:
@@ -130,6 +150,7 @@ def main():
         if exact and alone is None:
           alone = run(methods.autoregressive(), [verifier]).tokens
         row = row_of(out, alone, args.block)
+        row['gap'] = gap(model, asked, out.tokens, alone) if sampler == '0' else math.nan
         rows.append(args.out, key | {name: f'{number:.4g}' for name, number in row.items()})
 
 
