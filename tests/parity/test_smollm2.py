@@ -110,5 +110,7 @@ def test_the_call_of_the_readme_writes_one_text_with_and_without_a_drafter(capsy
   readme = (pathlib.Path(__file__).parents[2] / 'README.md').read_text()
   (code,) = [block for block in re.findall(r'```python\n(.*?)```', readme, re.DOTALL) if 'smollm2' in block]
   exec(code, {})
-  alone, drafted = re.findall(r'(.*?) \[(\d+)\] \d\S*\n', capsys.readouterr().out, re.DOTALL)
+  printed = capsys.readouterr().out
+  alone, drafted = re.findall(r'(.*?) \[(\d+)\]\n', printed, re.DOTALL)
   assert alone[0] == drafted[0] and 'boats' in alone[0] and int(drafted[1]) < int(alone[1])
+  assert re.search(r'^\d\.\d\d times as fast$', printed, re.MULTILINE)
