@@ -4,7 +4,7 @@ python -m experiments.smollm2.timed OUT.csv --drafters lookup OUT/draft/model --
     --batch_sizes 1 8 --transformers
 
 The arguments are those of `measure`. Each row is one way to decode the prompts of all sets: the median of its tokens a
-second, prefill included, and of its ratio to the model alone in the same turn.
+second, prefill included, and of its ratio to the model alone in the same turn, and how many texts are the model's.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import functools
 import statistics
 
-from experiments.helpers import rows
+from experiments.helpers import counted, rows
 from experiments.smollm2 import measure, prompts
 import speccascade
 from speccascade import decode, methods, Sampler
@@ -22,8 +22,8 @@ from speccascade.planning import timing
 ALONE = 'alone'
 
 
-def generate(asked: list, dtype: str, new_tokens: int) -> Callable[[], int]:
-  """Return a call of transformers' greedy generate, a text at a time, that returns the number of tokens."""
+def generate(asked: list, dtype: str, new_tokens: int) -> Callable[[], list[list[int]]]:
+  """Return a call of transformers' greedy generate, a text at a time, that returns the tokens of each."""
   import torch
   import transformers
 
@@ -33,10 +33,10 @@ def generate(asked: list, dtype: str, new_tokens: int) -> Callable[[], int]:
   model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=kind).eval()
   ids = [tokenizer.apply_chat_template(x, add_generation_prompt=True, return_dict=False) for x in asked]
 
-  def run() -> int:
+  def run() -> list[list[int]]:
     with torch.no_grad():
       texts = [model.generate(torch.tensor([x]), max_new_tokens=new_tokens, do_sample=False) for x in ids]
-    return sum(text.shape[1] - len(x) for text, x in zip(texts, ids, strict=True))
+    return [text[0, len(x) :].tolist() for text, x in zip(texts, ids, strict=True)]
 
   return run
 
@@ -61,8 +61,8 @@ def main():
       continue
     sizes = dict(max_new_tokens=args.new_tokens, batch_size=size, sampler=Sampler(0.0))
 
-    def run(method, models, sizes=sizes) -> int:
-      return int(decode(method, models, asked, **sizes).stats.emitted.sum())
+    def run(method, models, sizes=sizes) -> list[list[int]]:
+      return decode(method, models, asked, **sizes).tokens
 
     runs = {ALONE: functools.partial(run, methods.autoregressive(), [model])}
     for name, drafter in made.items():
@@ -70,11 +70,12 @@ def main():
     if args.transformers and size == 1:
       runs['transformers'] = generate(asked, args.dtype, args.new_tokens)
     found = timing.interleave({name: functools.partial(timing.timed, call) for name, call in runs.items()}, args.trials)
-    speeds = {name: [tokens / seconds for seconds, tokens in turns] for name, turns in found.items()}
+    speeds = {name: [sum(map(len, texts)) / seconds for seconds, texts in turns] for name, turns in found.items()}
     for name, some in reversed(speeds.items()):  # the model alone last, by which it is known that all are there
       ratios = [x / y for x, y in zip(some, speeds[ALONE], strict=True)]
       numbers = dict(tokens_a_second=statistics.median(some), over_alone=statistics.median(ratios))
-      numbers |= dict(least=min(ratios), most=max(ratios))
+      same = counted.same(found[name][0][1], found[ALONE][0][1])
+      numbers |= dict(least=min(ratios), most=max(ratios), as_alone=same)
       rows.append(args.out, key | {'way': name} | {what: f'{number:.4g}' for what, number in numbers.items()})
 
 
