@@ -17,8 +17,6 @@ import json
 import math
 from pathlib import Path
 
-import numpy as np
-
 from experiments.helpers import counted, rows
 from experiments.smollm2 import prompts
 import speccascade
@@ -79,18 +77,17 @@ def frequent_ids(model: Model, path: str, count: int) -> list[int]:
 
 
 def gap(model: Model, asked: list, texts: list, others: list) -> float:
-  """Return how far the log-probabilities of two tokens are apart at most, of pairs of texts the first that differ."""
-  pairs = [pair for pair in zip(asked, texts, others, strict=True) if pair[1] != pair[2]]
-  if not pairs:
+  """Return how far the log-probabilities of two tokens are apart at most, where two texts of a prompt part."""
+  parted = []
+  for prompt, text, other in zip(asked, texts, others, strict=True):
+    if text != other:
+      end = next(i for i, (a, b) in enumerate(zip(text, other)) if a != b) + 1  # which both have, a text's end too
+      parted.append((prompt, text[:end], other[:end]))
+  if not parted:
     return 0.0
-  starts = [next(i for i, (a, b) in enumerate(zip(*pair[1:])) if a != b) + 1 for pair in pairs]  # both have so many
-
-  def last(which: int) -> np.ndarray:
-    some = [pair[which][:start] for pair, start in zip(pairs, starts, strict=True)]
-    scores = scoring.score(methods.autoregressive(), [model], [pair[0] for pair in pairs], some)
-    return np.array([x.logprobs[-1] for x in scores])
-
-  return np.abs(last(1) - last(2)).max()
+  same, *both = map(list, zip(*parted))
+  scores = (scoring.score(methods.autoregressive(), [model], same, some) for some in both)
+  return max(abs(a.logprobs[-1] - b.logprobs[-1]) for a, b in zip(*scores, strict=True))
 
 
 def row_of(out, alone: list | None, block: int) -> dict:
