@@ -1,7 +1,8 @@
 """GGUF files, the format of llama.cpp, as Hugging Face folders: what their metadata says becomes config.json.
 
-The folder is in the cache: config.json, the tokenizer's files, and a link to the file, which has the weights. What
-reads Hugging Face folders goes on from there. The package `gguf` reads the file.
+The folder is in the cache: config.json, the tokenizer's files, tensors.json, which says where each tensor lies in the
+file, and a link to the file. What reads Hugging Face folders goes on from there. The package `gguf` reads a file once,
+since it takes seconds for a vocabulary.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from speccascade.host import storage
 from speccascade.host.errors import first_line, RunError
 
 WEIGHTS = 'model.gguf'  # the link in the folder
+TENSORS = 'tensors.json'
 _AGAIN = 'copy or download it again'
 _NO_MATTER = ('vocab_size', 'tensor_data_layout', 'rope.scaling.finetuned', 'expert_used_count')  # for the texts
 _LLAMA3 = {'low_freq_factor': 1.0, 'high_freq_factor': 4.0}  # of every Llama 3
@@ -76,7 +78,7 @@ def library() -> Any:
   return gguf
 
 
-def opened(file: Path) -> Any:
+def _opened(file: Path) -> Any:
   """Return the library's reader of a file, which has read the metadata and no weights."""
   with file.open('rb') as f:
     if (begin := f.read(4)) != b'GGUF':
@@ -99,7 +101,7 @@ def opened(file: Path) -> Any:
   return reader
 
 
-def metadata_of(file: Path, reader: Any) -> Metadata:
+def _metadata_of(file: Path, reader: Any) -> Metadata:
   """Return the metadata of a file that is complete and of an architecture that is read, or raise."""
   metadata = Metadata(file, {key: field.contents() for key, field in reader.fields.items()})
   parts = metadata.integer('split.count', 0)
@@ -119,10 +121,17 @@ def metadata_of(file: Path, reader: Any) -> Metadata:
 
 def _contents(file: Path) -> dict[str, str | bytes]:
   """Return the files of the folder by name."""
-  reader = opened(file)
-  metadata = metadata_of(file, reader)
+  reader = _opened(file)
+  metadata = _metadata_of(file, reader)
   config = config_of(metadata, {tensor.name: tensor for tensor in reader.tensors})
-  return {'config.json': json.dumps(config, indent=2) + '\n', **gguf_tokenizer.files(metadata)}
+  written = {'config.json': config, TENSORS: {tensor.name: _place(tensor) for tensor in reader.tensors}}
+  return {name: json.dumps(x, indent=2) + '\n' for name, x in written.items()} | gguf_tokenizer.files(metadata)
+
+
+def _place(tensor: Any) -> dict[str, Any]:
+  """Return where a tensor lies, its type, the shape and dtype of what lies there, and its shape."""
+  lies = {'offset': int(tensor.data_offset), 'stored': tensor.data.shape, 'dtype': tensor.data.dtype.name}
+  return {'kind': tensor.tensor_type.name, **lies, 'shape': [int(n) for n in reversed(tensor.shape)]}
 
 
 # ---- config.json ----

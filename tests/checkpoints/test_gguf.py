@@ -22,6 +22,7 @@ import speccascade
 from speccascade import checkpoints, methods
 from speccascade.checkpoints import hf
 from speccascade.checkpoints.convert import convert
+from speccascade.data import gguf as files
 from speccascade.data import gguf_tokenizer, tokenizers
 from speccascade.host import packaged
 from speccascade.types import Prompt
@@ -218,9 +219,18 @@ def test_a_mesh_and_a_scan_read_the_same(tmp_path):
   assert_equal(row, plain.params['layers_2'])
 
 
+def test_the_library_reads_a_file_once(tmp_path, monkeypatch):
+  file, _, _ = made('llama', tmp_path, Type.Q8_0)
+  first = checkpoints.load(file)
+  monkeypatch.delattr(gguf, 'GGUFReader')
+  assert_equal(checkpoints.load(file).params, first.params)
+  os.utime(file, ns=(0, 0))  # another version
+  assert says(error_of(checkpoints.load, file), 'GGUFReader')
+
+
 def test_a_box_of_a_tensor_is_that_part_of_it(tmp_path):
   file, _, tensors = made('llama', tmp_path, Type.Q4_1)
-  stored = hf.gguf.tensors(file)
+  stored = hf.gguf.tensors(files.folder(file) / files.WEIGHTS)
   for name in ('model.layers.1.self_attn.q_proj.weight', 'model.layers.1.mlp.down_proj.weight'):
     box = (slice(3, 40), slice(5, 50))
     np.testing.assert_array_equal(stored[name].read(box), rounded(tensors[name], Type.Q4_1)[box])
