@@ -3,13 +3,14 @@
 python -m experiments.smollm2.timed OUT.csv --drafters lookup OUT/draft/model --gsm8k test.jsonl --dtype bfloat16
     --batch_sizes 1 8 --transformers
 
-The arguments are those of `measure`. Each row is one way to decode the prompts of all sets: the median of its tokens a
+The arguments are those of `measure`. Each row is one way to decode a set of prompts: the median of its tokens a
 second, prefill included, and of its ratio to the model alone in the same turn, and how many texts are the model's.
 """
 
 import argparse
 from collections.abc import Callable
 import functools
+import itertools
 import statistics
 
 from experiments.helpers import counted, rows
@@ -51,17 +52,15 @@ def main():
   args = parser.parse_args()
   model = speccascade.load(prompts.MODEL, dtype=args.dtype)
   ids = args.frequent and measure.frequent_ids(model, args.frequent, args.tokens)
-  asked = [x for _, some in measure.sets(args) for x in some]
   made = {name: measure.drafter_of(name, model, ids) for name in args.drafters}
-  for size in args.batch_sizes:
-    key = dict(
-      dtype=args.dtype, batch_size=size, block=args.block, prompts=len(asked), tokens=args.tokens if ids else 0
-    )
+  for (prompted, asked), size in itertools.product(measure.sets(args), args.batch_sizes):
+    key = dict(dtype=args.dtype, batch_size=size, block=args.block, prompts=prompted, count=len(asked))
+    key |= dict(tokens=args.tokens if ids else 0)
     if rows.has(args.out, key | {'way': ALONE}):
       continue
     sizes = dict(max_new_tokens=args.new_tokens, batch_size=size, sampler=Sampler(0.0))
 
-    def run(method, models, sizes=sizes) -> list[list[int]]:
+    def run(method, models, asked=asked, sizes=sizes) -> list[list[int]]:
       return decode(method, models, asked, **sizes).tokens
 
     runs = {ALONE: functools.partial(run, methods.autoregressive(), [model])}
