@@ -147,7 +147,7 @@ def main():
         if exact and alone is None:
           alone = run(methods.autoregressive(), [verifier]).tokens
         row = row_of(out, alone, args.block)
-        row['gap'] = gap(model, asked, out.tokens, alone) if sampler == '0' else math.nan
+        row['gap'] = gap(verifier, asked, out.tokens, alone) if sampler == '0' else math.nan
         rows.append(args.out, key | {name: f'{number:.4g}' for name, number in row.items()})
 
 
