@@ -20,7 +20,7 @@ from pathlib import Path
 from experiments.helpers import counted, rows
 from experiments.smollm2 import prompts
 import speccascade
-from speccascade import decode, drafters, methods, Sampler, stopping
+from speccascade import decode, drafters, methods, rules, Sampler, stopping
 from speccascade.data import files, spec_bench
 from speccascade.decode import scoring
 from speccascade.drafters import layerskip, ngram
@@ -110,11 +110,11 @@ def add_arguments(parser: argparse.ArgumentParser):
   parser.add_argument('--dtype', default='float32')
 
 
-def method_of(drafter: str, block: int, leaves: int = 0):
-  """Return speculative decoding with a drafter; lookup that finds nothing drafts nothing."""
+def method_of(drafter: str, block: int, leaves: int = 0, rule: str = 'speculative'):
+  """Return speculative decoding, or a cascade, with a drafter; lookup that finds nothing drafts nothing."""
   looks = drafter in ('lookup', 'memory')
   policy = stopping.Fallback(0.5) if looks else stopping.Policy()
-  return methods.speculative(block=block, policy=policy, leaves=leaves)
+  return methods.speculative(rules.find(rule), block=block, policy=policy, leaves=leaves)
 
 
 def main():

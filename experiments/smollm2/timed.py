@@ -48,6 +48,7 @@ def main():
   measure.add_arguments(parser)
   parser.add_argument('--batch_sizes', nargs='+', type=int, default=[1])
   parser.add_argument('--trials', type=int, default=3)
+  parser.add_argument('--rule', default='speculative', help='as opt:0.1 for a cascade (speculative)')
   parser.add_argument('--transformers', action='store_true', help='time its generate, too, at batch 1')
   args = parser.parse_args()
   model = speccascade.load(prompts.MODEL, dtype=args.dtype)
@@ -55,7 +56,7 @@ def main():
   made = {name: measure.drafter_of(name, model, ids) for name in args.drafters}
   for (prompted, asked), size in itertools.product(measure.sets(args), args.batch_sizes):
     key = dict(dtype=args.dtype, batch_size=size, block=args.block, prompts=prompted, count=len(asked))
-    key |= dict(tokens=args.tokens if ids else 0)
+    key |= dict(tokens=args.tokens if ids else 0, rule=args.rule)
     if rows.has(args.out, key | {'way': ALONE}):
       continue
     sizes = dict(max_new_tokens=args.new_tokens, batch_size=size, sampler=Sampler(0.0))
@@ -65,7 +66,7 @@ def main():
 
     runs = {ALONE: functools.partial(run, methods.autoregressive(), [model])}
     for name, drafter in made.items():
-      runs[name] = functools.partial(run, measure.method_of(name, args.block), [drafter, model])
+      runs[name] = functools.partial(run, measure.method_of(name, args.block, rule=args.rule), [drafter, model])
     if args.transformers and size == 1:
       runs['transformers'] = generate(asked, args.dtype, args.new_tokens)
     found = timing.interleave({name: functools.partial(timing.timed, call) for name, call in runs.items()}, args.trials)
