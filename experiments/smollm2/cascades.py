@@ -55,19 +55,17 @@ def main():
   measure.add_arguments(parser)
   parser.add_argument('--temperatures', nargs='+', type=float, default=[1.0])
   parser.add_argument('--batch_size', type=int, default=16)
-  parser.add_argument('--methods', nargs='+', metavar='METHOD', help='some of them, as speculative opt:0.2 (all)')
+  names = [*methods_of(1)]
+  parser.add_argument('--methods', nargs='+', choices=names, default=names, metavar='METHOD', help='as opt:0.2 (all)')
   args = parser.parse_args()
   made = methods_of(args.block)
-  chosen = args.methods or [*made]
-  if unknown := {*chosen} - {*made}:
-    parser.error(f'--methods: {min(unknown)} is none of {", ".join(made)}')
   model = speccascade.load(prompts.MODEL, dtype=args.dtype)
   ids = args.frequent and measure.frequent_ids(model, args.frequent, args.tokens)
   asked = [x for _, some in measure.sets(args) for x in some]
   size = dict(max_new_tokens=args.new_tokens, batch_size=args.batch_size, seed=0)
   for temperature in args.temperatures:
     for drafter in args.drafters:
-      for name in chosen:
+      for name in args.methods:
         method, which = made[name]
         key = dict(drafter='' if name == VERIFIER else drafter, method=name, temperature=temperature)
         key |= dict(prompts=len(asked), dtype=args.dtype, block=args.block, tokens=args.tokens if ids else 0)
