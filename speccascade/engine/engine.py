@@ -6,7 +6,6 @@
 from collections.abc import Iterator, Sequence
 import concurrent.futures
 import dataclasses
-import functools
 import math
 import time
 from typing import Any, NamedTuple
@@ -245,10 +244,10 @@ def _cache_bytes(engine: Side, prompts: int) -> int:
   def ints(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
-  shapes = [
-    jax.eval_shape(make, params, Prompt(ints(rows, engine.width), ints(rows)))
-    for make, rows in ((functools.partial(loop.caches_of, program), rows), (engine.read, prompts))
-  ]
+  def padded(rows):
+    return Prompt(ints(rows, engine.width), ints(rows))
+
+  shapes = loop.cache_shapes(program, params, padded(rows)), jax.eval_shape(engine.read, params, padded(prompts))
   return sum(program.layout.bytes(x, program.cached_layout.caches(x)) for x in shapes)
 
 

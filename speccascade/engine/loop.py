@@ -137,9 +137,22 @@ def caches_of(program: Program, params: tuple, prompt: Prompt, cache_len: int | 
   return prefilled(networks, owned, prompt, cache_len or program.buffer, program.cached_layout)
 
 
+def cache_shapes(program: Program, params: tuple, prompt: Prompt) -> tuple:
+  """Return the shapes of the caches of rows with these prompts; that of a decoder is the same for all prompts."""
+
+  def cache(network, params, prompt):
+    if network.start_id is None:  # so no prefill is traced
+      return network.empty_cache(params, prompt.tokens.shape[0], program.buffer)
+    return network.prefill(params, prompt, program.buffer)
+
+  pairs = [(program.networks[slot], params[slot]) for slot in program.cached]
+  return tuple(jax.eval_shape(functools.partial(cache, network), own, prompt) for network, own in pairs)
+
+
 def blank(program, start, params, rows: Arrays) -> State:
   """Return zeros for the rows, none of them in use."""
-  shapes = jax.eval_shape(lambda: first_state(program, start, caches_of(program, params, rows.prompt), rows))
+  caches = cache_shapes(program, params, rows.prompt)
+  shapes = jax.eval_shape(lambda caches: first_state(program, start, caches, rows), caches)
   state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes).replace(done=jnp.ones(rows.real.shape, bool))
   return program.pin(state)
 
@@ -161,7 +174,7 @@ def first_batch(program, start, params, prefix: tuple, batch: InsertBatch) -> St
     tails = [(0, all_ - some, 0) for all_, some in zip(shape.shape, x.shape, strict=True)]
     return jax.lax.pad(x, jnp.zeros((), x.dtype), tails)
 
-  shapes = jax.eval_shape(lambda: caches_of(program, params, batch.rows.prompt))
+  shapes = cache_shapes(program, params, batch.rows.prompt)
   return program.pin(first_state(program, start, jax.tree.map(padded, shapes, prefix), batch.rows))
 
 

@@ -207,3 +207,16 @@ def test_a_queue_needs_memory_for_one_batch_and_one_prefill(monkeypatch):
   # A prefix has 16 slots of the source and 16 of the target: two positions are one step of a CPU's slots.
   batch, prefix = one * size * (16 + 32), one * chunk * (16 + 16)
   assert max(alive) <= batch + prefix and len(alive) > 4 * 3
+
+
+def test_a_prompt_of_a_decoder_is_traced_once(monkeypatch):
+  network, read = decoder(3), []
+  prefill = Decoder.prefill
+
+  def counted(self, params, prompt, max_len):
+    read.append(max_len)
+    return prefill(self, params, prompt, max_len)
+
+  monkeypatch.setattr(Decoder, 'prefill', counted)
+  decode(methods.autoregressive(), [Model(network.init(jax.random.key(0)), network)], [[1, 2]], max_new_tokens=4)
+  assert read == [8]  # the padded width

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiers import long_but
 
-from speccascade import decode, methods, Sampler
+from speccascade import backends, decode, methods, Sampler
 from speccascade.checkpoints.hf import FAMILIES, network_from_config
 from speccascade.types import Model, Prompt
 
@@ -56,6 +56,19 @@ def test_logits_are_the_reference_s(name):
   logits = read(params)
   np.testing.assert_allclose(logits[0][:, jnp.array(case['ids'])], case['logits'], atol=1e-4, rtol=0)
   assert np.asarray(logits[0].argmax(-1)).tolist() == case['argmax']
+
+
+DECODERS = [name for name, case in CASES.items() if 'source' not in case]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('name', long_but(DECODERS, OF_EACH_KIND))
+def test_an_empty_cache_has_the_shapes_of_one_that_has_read(name):
+  network = network_from_config(CASES[name]['config']).on(backends.CPU())
+  params = network.param_shapes()
+  prompt = Prompt(jax.ShapeDtypeStruct((2, 32), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.int32))
+  read = jax.eval_shape(lambda *x: network.prefill(*x, 48), params, prompt)
+  assert jax.eval_shape(lambda params: network.empty_cache(params, 2, 48), params) == read
 
 
 def test_every_family_of_transformers_has_golden_numbers():
