@@ -43,17 +43,8 @@ DOCUMENTS = [ROOT / 'README.md', ROOT / 'WORKSPACE.md', *sorted((ROOT / 'docs').
 OF_OTHERS = {  # options of programs that documents name beside those of the package
   *('--apply_chat_template', '--device', '--include_path', '--log_samples', '--model', '--model_args', '--tasks'),
   *('--use_cache', '--ignore-eos', '--logprobs-mode', '--per-request-spec-decode-metrics', '--speculative-config'),
-  *(
-    '--accelerator-type',
-    '--command',
-    '--version',
-    '--worker',
-    '--zone',
-    '--no-compile',
-    '--no-deps',
-    '--python',
-    '--gin',
-  ),
+  *('--accelerator-type', '--command', '--version', '--worker', '--zone', '--python', '--gin'),
+  *('--no-compile', '--no-deps'),
 }
 A_PROFILE = """
 import numpy as np

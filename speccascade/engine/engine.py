@@ -240,15 +240,14 @@ def _cache_bytes(engine: Side, prompts: int) -> int:
   program = engine.program
   params = engine.params
   rows = engine.size * engine.batches
-
-  def ints(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
-
-  def padded(rows):
-    return Prompt(ints(rows, engine.width), ints(rows))
-
-  shapes = loop.cache_shapes(program, params, padded(rows)), jax.eval_shape(engine.read, params, padded(prompts))
+  batch, prefix = _prompt_shapes(engine, rows), _prompt_shapes(engine, prompts)
+  shapes = loop.cache_shapes(program, params, batch), jax.eval_shape(engine.read, params, prefix)
   return sum(program.layout.bytes(x, program.cached_layout.caches(x)) for x in shapes)
+
+
+def _prompt_shapes(engine: Side, rows: int) -> Prompt:
+  """Return the shapes of so many padded prompts."""
+  return Prompt(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((rows, engine.width), (rows,))))
 
 
 def _read_bytes(engine: Side, prompts: int) -> int:
@@ -256,8 +255,7 @@ def _read_bytes(engine: Side, prompts: int) -> int:
 
   With long prompts that is a layer's attention scores, which are alive with their softmax.
   """
-  prompt = Prompt(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((prompts, engine.width), (prompts,))))
-  products = _products(jax.make_jaxpr(engine.read)(engine.params, prompt).jaxpr)
+  products = _products(jax.make_jaxpr(engine.read)(engine.params, _prompt_shapes(engine, prompts)).jaxpr)
   largest = max((math.prod(x.shape) * x.dtype.itemsize for x in products), default=0)
   layout = engine.program.layout
   return 2 * largest // (layout.devices if layout.shards_models else layout.row_shards)
